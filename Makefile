@@ -1,0 +1,38 @@
+# `make help` lists what there is.
+PROFILE ?= cpu
+PYTHON ?= python3
+BIN := .venv/bin
+export HF_HUB_OFFLINE ?= 1
+export TRANSFORMERS_OFFLINE ?= 1
+
+.PHONY: help setup demo compare test test-fast lint pins clean
+
+help:           ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+setup:          ## .venv with everything pinned (PROFILE=cpu|cuda, PYTHON=python3)
+	@deploy/pins/setup.sh $(PROFILE) $(PYTHON)
+
+demo: setup     ## train a tiny model with top_p 0.97 and replayed kept sets, on this machine
+	@$(BIN)/keptset run deploy/local/reverse-text.toml
+
+compare: setup  ## the same without truncation, with replay and without; draws docs/compare.png
+	@$(BIN)/keptset compare deploy/local/reverse-text.toml
+
+test: setup lint  ## everything, the real engine and the real processes included
+	@$(BIN)/pytest
+
+test-fast: setup  ## what needs no engine
+	@$(BIN)/pytest -m "not engine and not e2e"
+
+lint: setup     ## ruff, types of the libs, pins up to date
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@deploy/pins/compile.sh --check
+
+pins: setup     ## write the pin files anew
+	@deploy/pins/compile.sh
+
+clean:          ## remove .venv and runs
+	rm -rf .venv runs

@@ -1,0 +1,1 @@
+"""Runs a whole Keptset training on this machine: inference, orchestrator and trainer."""

@@ -1,0 +1,1 @@
+"""Logprobs renormalised over the kept set of truncated sampling, without the vocabulary."""

@@ -1,0 +1,1 @@
+"""The kept-token payload that travels through rollout, orchestrator and trainer."""

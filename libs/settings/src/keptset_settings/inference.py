@@ -1,0 +1,43 @@
+"""`[inference]`: one vLLM server that answers with kept sets."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr
+
+from .base import Table
+
+CAPTURE_WIDTH = 512
+"""The most ids that our own capture keeps of a row (rule 2 of docs/kept-sets.md)."""
+
+
+class InferenceSettings(Table):
+    model: str | None = None
+    """Directory (or hub name) of the model that the engine starts with."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: int = Field(default=8000, ge=1, le=65535)
+    """Port to listen on."""
+
+    api_key: SecretStr | None = None
+    """If set, every route but /health wants `Authorization: Bearer <key>`."""
+
+    weights_dir: Path | None = None
+    """Root of the published weights: version n is the directory v{n:06d} under it. Unset: no weight updates."""
+
+    enable_return_sampling_mask: bool = False
+    """Capture kept sets. A run switches it on by itself if a source truncates; set by hand for a server launched alone."""
+
+    capture: Literal["auto", "v1", "native"] = "auto"
+    """How to capture, if at all: our own on the V1 model runner, or vLLM's native masks on the V2 runner."""
+
+    kept_tokens_format: Literal["kept_tokens", "sampling_mask", "both"] = "kept_tokens"
+    """JSON dialect of the kept sets; a request may ask for another with the header X-Kept-Tokens-Format."""
+
+    load_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that a weight update may take before it is given up."""
+
+    vllm: dict[str, Any] = Field(default_factory=dict)
+    """Engine arguments, passed through to vLLM by their Python names (dtype, max_model_len, ...)."""

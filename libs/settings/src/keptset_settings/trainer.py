@@ -1,0 +1,110 @@
+"""`[trainer]`: ingest, model, loss, optimiser, weights."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Table
+
+
+class ClippedRatioLoss(Table):
+    """Token-level clipped importance ratio: PPO, arXiv 1707.06347 eq. 7, with asymmetric bounds."""
+
+    kind: Literal["clipped_ratio"] = "clipped_ratio"
+    clip_low: float = Field(default=0.2, ge=0, lt=1)
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """The ratio is clipped above at 1 + clip_high."""
+
+
+class TruncatedWeightLoss(Table):
+    """Token-level importance weight, detached and truncated at a bound (TIS)."""
+
+    kind: Literal["truncated_weight"] = "truncated_weight"
+    max_weight: float = Field(default=2.0, gt=0)
+    """Upper bound of the weight."""
+
+
+class SequenceProductLoss(Table):
+    """Sequence-product importance weight; sequences outside the band are rejected."""
+
+    kind: Literal["sequence_product"] = "sequence_product"
+    low: float = Field(default=0.5, ge=0)
+    """A sequence whose product of ratios is lower is rejected."""
+    high: float = Field(default=2.0, gt=0)
+    """A sequence whose product of ratios is higher is rejected."""
+
+
+class GeometricMeanLoss(Table):
+    """Token-level ratio; sequences whose geometric-mean ratio leaves the band are rejected."""
+
+    kind: Literal["geometric_mean"] = "geometric_mean"
+    low: float = Field(default=0.99, ge=0)
+    """A sequence whose geometric-mean ratio is lower is rejected."""
+    high: float = Field(default=1.01, gt=0)
+    """A sequence whose geometric-mean ratio is higher is rejected."""
+
+
+Loss = Annotated[
+    ClippedRatioLoss | TruncatedWeightLoss | SequenceProductLoss | GeometricMeanLoss,
+    Field(discriminator="kind"),
+]
+
+
+class OptimizerSettings(Table):
+    """AdamW."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    """Learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the two moments."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are clipped to this norm."""
+
+
+class TrainerSettings(Table):
+    model: str | None = None
+    """Directory (or hub name) of the model that training starts from. A run takes inference.model."""
+
+    host: str = "127.0.0.1"
+    """Address of the ingest API."""
+
+    port: int = Field(default=8001, ge=1, le=65535)
+    """Port of the ingest API."""
+
+    output_dir: Path | None = None
+    """Where the spool, step results and checkpoints go. A run takes runs/<name>/trainer."""
+
+    weights_dir: Path | None = None
+    """Root of the published weights. A run takes runs/<name>/weights."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto takes CUDA if there is one."""
+
+    seed: int = 0
+    """Seed of everything random in the trainer."""
+
+    row_tokens: int = Field(default=2048, ge=1)
+    """Tokens of one packed row; a micro-batch is one row. No sequence may be longer."""
+
+    entropy: Annotated[float, Field(gt=0, lt=1)] | Literal["full"] | None = "full"
+    """The entropy diagnostic: over every position, a share of them, or off."""
+
+    max_batch_bytes: int = Field(default=1 << 30, ge=1)
+    """The largest batch that ingest accepts."""
+
+    keep_weights: int = Field(default=3, ge=2)
+    """Published versions that stay on disk."""
+
+    unsafe_ignore_kept_tokens: bool = False
+    """For comparison only: train as if no masks had come. Marks every metric row."""
+
+    loss: Loss = ClippedRatioLoss()
+    """The objective."""
+
+    optimizer: OptimizerSettings = OptimizerSettings()

@@ -1,0 +1,1 @@
+"""vLLM behind FastAPI, answering with the kept set of every sampled token."""

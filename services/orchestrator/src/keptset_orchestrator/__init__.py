@@ -1,0 +1,1 @@
+"""Collects rollouts, checks their kept sets, and drives trainer and inference step by step."""
