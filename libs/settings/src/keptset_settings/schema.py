@@ -1,0 +1,118 @@
+"""Walks the tables: what is under a path, of which type, and how the path is written in each source."""
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from .base import Table
+
+Path = tuple[str | int, ...]
+
+
+def alternatives(annotation: Any) -> list[Any]:
+    """The members of a union, without Annotated; the annotation itself if it is none."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return alternatives(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [found for member in get_args(annotation) for found in alternatives(member)]
+    return [annotation]
+
+
+def tables(annotation: Any) -> list[type[Table]]:
+    """The tables that a value of this type can be, without those in lists."""
+    return [t for t in alternatives(annotation) if isinstance(t, type) and issubclass(t, Table)]
+
+
+def item_type(annotation: Any) -> Any:
+    """The type of a list's items, None if it is no list."""
+    for member in alternatives(annotation):
+        if get_origin(member) is list:
+            return get_args(member)[0]
+    return None
+
+
+def is_open(annotation: Any) -> bool:
+    """Is it a dictionary whose keys are somebody else's (vllm, extra_body)?"""
+    return any(get_origin(member) is dict for member in alternatives(annotation))
+
+
+def is_structured(annotation: Any) -> bool:
+    """Does its text form need TOML or JSON, being more than one scalar?"""
+    return any(
+        get_origin(member) in (list, dict, tuple) or (isinstance(member, type) and issubclass(member, Table))
+        for member in alternatives(annotation)
+    )
+
+
+def is_secret(annotation: Any) -> bool:
+    """Must its value never be shown?"""
+    return SecretStr in alternatives(annotation)
+
+
+def field_at(root: Any, path: Path) -> FieldInfo | None:
+    """The field under a path, None if there is none or if the path leads into an open dictionary."""
+    annotation, field = root, None
+    for key in path:
+        if isinstance(key, int):
+            annotation, field = item_type(annotation), None
+            continue
+        field = next((t.model_fields[key] for t in tables(annotation) if key in t.model_fields), None)
+        if field is None:
+            return None
+        annotation = field.annotation
+    return field
+
+
+def annotation_at(root: Any, path: Path) -> Any:
+    """The type under a path; None if there is none; Any inside an open dictionary."""
+    annotation = root
+    for key in path:
+        if annotation is Any or is_open(annotation):
+            return Any
+        if isinstance(key, int):
+            annotation = item_type(annotation)
+        else:
+            field = next((t.model_fields[key] for t in tables(annotation) if key in t.model_fields), None)
+            annotation = None if field is None else field.annotation
+        if annotation is None:
+            return None
+    return annotation
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting that a user can write down."""
+
+    path: tuple[str, ...]
+    field: FieldInfo
+    variant: str | None = None
+    """The `kind` of the table that it belongs to, where there is a choice."""
+
+
+def settings(root: type[Table], path: tuple[str, ...] = (), variant: str | None = None) -> Iterator[Setting]:
+    """All settings under a table, depth first in the order of the schema; lists of tables as `name[]`."""
+    for name, field in root.model_fields.items():
+        here = (*path, name)
+        inner = tables(field.annotation)
+        if not inner and (item := item_type(field.annotation)) is not None:
+            inner = tables(item)
+            here = (*path, name + "[]") if inner else here
+        if not inner:
+            yield Setting(here, field, variant)
+        for table in inner:
+            kind = table.model_fields["kind"].default if "kind" in table.model_fields else None
+            yield from settings(table, here, kind if len(inner) > 1 else None)
+
+
+def written(path: Path) -> str:
+    """A path as users write it: `[orchestrator.train.sampling] top_p`."""
+    text = ""
+    for key in path[:-1]:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}"
+    last = f"[{path[-1]}]" if isinstance(path[-1], int) else str(path[-1])
+    return f"[{text[1:]}] {last}" if text else last
