@@ -1,0 +1,220 @@
+"""What must be true of training samples: the same check where they are written and where they are read."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import KeptTokensError
+from .layout import FLOAT32, INT32, UINT8, TrainingBatch, TrainingSample
+from .payload import KeptTokens
+
+NO_EVIDENCE = -9999.0
+"""What clients of vLLM read as "no logprob"; never valid for a trained token."""
+
+MIN_TEMPERATURE = 0.01
+"""vLLM clamps lower temperatures, so the recorded one would not be the one sampled with."""
+
+_ITEM_SIZES = {
+    "loss_mask": UINT8.itemsize,
+    "logprobs": FLOAT32.itemsize,
+    "temperatures": FLOAT32.itemsize,
+    "advantages": FLOAT32.itemsize,
+}
+
+
+def check_sample(sample: TrainingSample, vocab_size: int | None = None) -> None:
+    """Verify everything that one sample promises.
+
+    At least one token; every array has T entries; ids are inside the vocabulary; loss_mask is 0 or 1, and 0
+    at t = 0; at loss tokens logprobs are finite, <= 0, not -9999, and temperatures at least 0.01; elsewhere
+    logprobs are 0; temperatures and advantages are finite; weight spans ascend, do not overlap, are not empty
+    and, if there are any, cover every loss token; kept sets are well formed, empty wherever loss_mask is 0,
+    contain the sampled id, and are there on every loss token of a sample that must have masks.
+
+    Raises:
+        KeptTokensError: the text names the sample, the field, the position, the value and the way out.
+    """
+    try:
+        _check_lengths(sample)
+        _check_spans(sample)
+        _check_values([sample], vocab_size)
+    except KeptTokensError as error:
+        raise error.in_sample(sample.sample_id) from None
+
+
+def check_batch(batch: TrainingBatch, vocab_size: int | None = None) -> None:
+    """Verify the step number, the content hash and every sample; all samples' tokens at once.
+
+    Raises:
+        KeptTokensError: the text names the index and id of the first sample that is wrong.
+    """
+    if batch.step < 1:
+        raise KeptTokensError("step", f"{batch.step}, but steps count from 1")
+    if not batch.samples:
+        raise KeptTokensError("samples", "is empty; a step needs at least one sample")
+    actual = batch.hash_of_content()
+    if batch.content_hash != actual:
+        raise KeptTokensError(
+            "content_hash",
+            f"{batch.content_hash.hex()!r}, but the samples hash to {actual.hex()!r}; "
+            "they were changed after TrainingBatch.build, or damaged on the way: send the batch again",
+        )
+    check_samples(batch.samples, vocab_size)
+
+
+def check_samples(samples: Sequence[TrainingSample], vocab_size: int | None = None) -> None:
+    """:func:`check_sample` for each of them, but over all tokens at once; errors carry the index as well."""
+    try:
+        for sample in samples:
+            _check_lengths(sample)
+            _check_spans(sample)
+        _check_values(samples, vocab_size)
+    except KeptTokensError:
+        for index, sample in enumerate(samples):  # now slowly: which sample is it?
+            try:
+                check_sample(sample, vocab_size)
+            except KeptTokensError as error:
+                raise error.in_sample(sample.sample_id, index) from None
+        raise AssertionError("all samples together are refused, but none of them alone") from None
+
+
+def _check_lengths(sample: TrainingSample) -> None:
+    tokens, odd = divmod(len(sample.token_ids), INT32.itemsize)
+    if odd:
+        raise KeptTokensError("token_ids", f"{len(sample.token_ids)} bytes are no whole number of int32")
+    if tokens == 0:
+        raise KeptTokensError("token_ids", "is empty; a sample has at least one token")
+    for field, size in _ITEM_SIZES.items():
+        length = len(getattr(sample, field))
+        if length != tokens * size:
+            raise KeptTokensError(
+                field, f"has {length} bytes, but {tokens} tokens of {size} bytes make {tokens * size}"
+            )
+    if not sample.kept_counts and not sample.kept_ids:
+        return
+    if len(sample.kept_counts) != tokens * INT32.itemsize:
+        raise KeptTokensError(
+            "kept_counts",
+            f"has {len(sample.kept_counts)} bytes, but {tokens} tokens of 4 bytes make {tokens * 4}; "
+            "there is one count a token, 0 on context (KeptTokens.pad_tokens adds those)",
+        )
+    counts = np.frombuffer(sample.kept_counts, "<i4")
+    total = int(counts.sum(dtype=np.int64))
+    if total * INT32.itemsize != len(sample.kept_ids):
+        raise KeptTokensError(
+            "kept_counts", f"sum to {total}, but kept_ids has {len(sample.kept_ids)} bytes, not {total} x 4"
+        )
+
+
+def _check_spans(sample: TrainingSample) -> None:
+    spans = sample.weight_versions
+    if not spans:
+        return
+    tokens = sample.num_tokens
+    at = 0
+    for version, start, end in spans:
+        if version < 0:
+            raise KeptTokensError("weight_versions", f"version {version} is negative", position=start)
+        if not at <= start < end <= tokens:
+            raise KeptTokensError(
+                "weight_versions",
+                f"span {start}:{end} of version {version} is empty, starts before the last one's end {at}, "
+                f"or leaves the {tokens} tokens; spans ascend, start < end, and count over the whole sample",
+                position=start,
+            )
+        at = end
+    uncovered = np.frombuffer(sample.loss_mask, UINT8) != 0
+    for _, start, end in spans:
+        uncovered[start:end] = False
+    _refuse(
+        uncovered,
+        "weight_versions",
+        "no span covers this loss token; record who sampled it, or no span at all",
+    )
+
+
+def _check_values(samples: Sequence[TrainingSample], vocab_size: int | None) -> None:
+    """Check the tokens of all samples as if they were one sequence; lengths are known to fit."""
+
+    def joined(field: str, kind: str) -> NDArray[Any]:
+        return np.frombuffer(b"".join([getattr(sample, field) for sample in samples]), kind)
+
+    token_ids = joined("token_ids", "<i4").astype(np.int32, copy=False)
+    loss_mask = joined("loss_mask", "u1")
+    logprobs = joined("logprobs", "<f4")
+    temperatures = joined("temperatures", "<f4")
+    advantages = joined("advantages", "<f4")
+    lengths = np.array([sample.num_tokens for sample in samples])
+    loss = loss_mask != 0
+
+    _refuse(token_ids < 0, "token_ids", "is negative; token ids are >= 0", token_ids)
+    if vocab_size is not None:
+        _refuse(
+            token_ids >= vocab_size,
+            "token_ids",
+            f"is outside the vocabulary of {vocab_size}; rollout and trainer must use the same model",
+            token_ids,
+        )
+    _refuse(loss_mask > 1, "loss_mask", "is neither 0 nor 1", loss_mask)
+    first = np.zeros(len(loss), bool)
+    first[np.cumsum(lengths) - lengths] = True
+    _refuse(
+        loss & first, "loss_mask", "is 1 on the first token, which nothing predicts; set it to 0", loss_mask
+    )
+
+    _refuse(
+        loss & ~np.isfinite(logprobs),
+        "logprobs",
+        "is not finite at a loss token; the rollout is broken",
+        logprobs,
+    )
+    _refuse(
+        loss & (logprobs == NO_EVIDENCE),
+        "logprobs",
+        'means "no evidence" and cannot be trained on; the rollout must answer with the processed logprob',
+        logprobs,
+    )
+    _refuse(loss & (logprobs > 0), "logprobs", "is above 0; a logprob is the log of a probability", logprobs)
+    _refuse(~loss & (logprobs != 0), "logprobs", "is not 0, but loss_mask is 0 here; write 0 there", logprobs)
+    _refuse(~np.isfinite(temperatures), "temperatures", "is not finite", temperatures)
+    _refuse(
+        loss & (temperatures < np.float32(MIN_TEMPERATURE)),
+        "temperatures",
+        f"is below {MIN_TEMPERATURE} at a loss token, where the engine clamps it: not what was sampled with",
+        temperatures,
+    )
+    _refuse(
+        ~np.isfinite(advantages), "advantages", "is not finite; look at the rewards of its group", advantages
+    )
+    _check_kept(samples, lengths, token_ids, loss, vocab_size)
+
+
+def _check_kept(
+    samples: Sequence[TrainingSample],
+    lengths: NDArray[np.int64],
+    token_ids: NDArray[np.int32],
+    loss: NDArray[np.bool_],
+    vocab_size: int | None,
+) -> None:
+    counts = b"".join([sample.kept_counts or bytes(4 * sample.num_tokens) for sample in samples])
+    ids = b"".join([sample.kept_ids for sample in samples])
+    kept = KeptTokens.from_bytes(ids, counts)
+    _refuse(
+        ~loss & (kept.counts != 0),
+        "kept_counts",
+        "is a kept set on a token with loss_mask 0; counts[t] belongs to the token at t, not to the one that "
+        "predicts it, and is 0 on context",
+        kept.counts,
+    )
+    required = loss & np.repeat([sample.must_have_masks for sample in samples], lengths)
+    kept.check(vocab_size=vocab_size, sampled_ids=token_ids, require_masks=required)
+
+
+def _refuse(wrong: NDArray[np.bool_], field: str, problem: str, values: NDArray[Any] | None = None) -> None:
+    """Raise for the first position where ``wrong`` is set; ``problem`` follows the value there."""
+    if wrong.any():
+        position = int(wrong.argmax())
+        said = problem if values is None else f"{values[position]} {problem}"
+        raise KeptTokensError(field, said, position=position)
