@@ -1,0 +1,124 @@
+"""What is checked where an answer arrives (rules 3 and 4 of the kept set), before anything is trained on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kept_tokens import KeptTokens, KeptTokensError
+from kept_tokens.answers import Choice, GenerateAnswer
+from kept_tokens.versions import version_number
+
+from .errors import AnswerError
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One checked choice.
+
+    Attributes:
+        token_ids: int32 [T], as sampled, the token that ended it included.
+        logprobs: float32 [T], processed: finite and <= 0.
+        kept: The kept sets of the T tokens; None if the source does not truncate.
+        finish_reason: "stop" or "length".
+        stop_token_id: The stop token that ended it, if one did that is not the eos token.
+        weight_versions: (version, start, end) over the T tokens, without gaps.
+    """
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    kept: KeptTokens | None
+    finish_reason: str
+    stop_token_id: int | None
+    weight_versions: list[tuple[int, int, int]]
+
+
+def check_answer(
+    answer: GenerateAnswer,
+    *,
+    where: str,
+    request_id: str,
+    choices: int,
+    vocab_size: int,
+    truncates: bool,
+    weight_version: int,
+) -> list[Completion]:
+    """All choices of an answer, in order of their index.
+
+    Args:
+        answer: As decoded.
+        where: Names server and request in errors.
+        request_id: That was sent.
+        choices: That were asked for.
+        vocab_size: Every id is below it.
+        truncates: Every token must have a kept set with the token in it; else none may have one.
+        weight_version: That every token must have been sampled with.
+
+    Raises:
+        AnswerError: naming server, request, choice and token position.
+    """
+    if answer.request_id != request_id:
+        raise AnswerError(f"{where}: the answer is that of request {answer.request_id!r}")
+    indices = [choice.index for choice in answer.choices]
+    if sorted(indices) != list(range(choices)):
+        raise AnswerError(f"{where}: asked for {choices} choices, got those of index {indices}")
+    return [
+        _check_choice(choice, f"{where}, choice {choice.index}", vocab_size, truncates, weight_version)
+        for choice in sorted(answer.choices, key=lambda choice: choice.index)
+    ]
+
+
+def _check_choice(
+    choice: Choice, where: str, vocab_size: int, truncates: bool, weight_version: int
+) -> Completion:
+    if choice.finish_reason not in ("stop", "length"):
+        raise AnswerError(
+            f"{where}: finish_reason {choice.finish_reason!r}; a rollout ends by stop or length"
+        )
+    try:
+        arrays = choice.arrays(vocab_size, require_masks=truncates)
+    except KeptTokensError as error:
+        raise AnswerError(f"{where}: {error}") from error
+    if arrays.logprobs is None:
+        raise AnswerError(f"{where}: no logprobs, though logprobs=0 was asked for")
+    if arrays.kept is not None and not truncates:
+        raise AnswerError(
+            f"{where}: kept_tokens from a source that does not truncate: it was sampled otherwise"
+        )
+    return Completion(
+        token_ids=arrays.token_ids,
+        logprobs=arrays.logprobs,
+        kept=arrays.kept,
+        finish_reason=choice.finish_reason,
+        stop_token_id=choice.stop_reason if isinstance(choice.stop_reason, int) else None,
+        weight_versions=_check_versions(choice, len(arrays.token_ids), where, weight_version),
+    )
+
+
+def _check_versions(
+    choice: Choice, tokens: int, where: str, weight_version: int
+) -> list[tuple[int, int, int]]:
+    """Spans cover the tokens in order, without gaps, and all of them name the version of this step."""
+    spans: list[tuple[int, int, int]] = []
+    covered = 0
+    for span in choice.weight_versions or []:
+        if span.start != covered or span.end < span.start:
+            raise AnswerError(
+                f"{where}: weight_versions: span {span.version!r} from {span.start} to {span.end} "
+                f"does not follow position {covered}"
+            )
+        try:
+            version = version_number(span.version)
+        except ValueError as error:
+            raise AnswerError(f"{where}: weight_versions at position {span.start}: {error}") from error
+        if version != weight_version:
+            raise AnswerError(
+                f"{where}: weight_versions at position {span.start}: sampled with {span.version!r}, "
+                f"but this step is sampled with version {weight_version}"
+            )
+        if span.end > span.start:
+            spans.append((version, span.start, span.end))
+        covered = span.end
+    if covered != tokens:
+        raise AnswerError(f"{where}: weight_versions cover {covered} of {tokens} tokens")
+    return spans

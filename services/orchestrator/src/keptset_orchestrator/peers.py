@@ -1,0 +1,133 @@
+"""One other service over HTTP: what its answers and its silence mean, and waiting for its health."""
+
+import asyncio
+import json
+import time
+from collections.abc import Collection
+from typing import Any
+
+import httpx
+
+from .errors import PeerRefusedError, PeerUnavailableError
+
+HEALTH_SECONDS = 5.0
+"""One question for health or status; a server that needs longer is not well."""
+
+
+class TransientError(Exception):
+    """An attempt failed in a way that another attempt may not: no connection, a time-out, a 5xx.
+
+    Attributes:
+        lost: the peer itself may be gone (no connection, 503), so ask for its health before the next attempt.
+    """
+
+    def __init__(self, text: str, *, lost: bool) -> None:
+        """`text` names the peer and the request."""
+        super().__init__(text)
+        self.lost = lost
+
+
+class Peer:
+    """A service at a base URL.
+
+    Args:
+        kind: What people call it, "inference server" or "trainer".
+        url: Base URL.
+        client: Shared by all peers.
+        headers: Sent with every request.
+    """
+
+    def __init__(
+        self, kind: str, url: str, client: httpx.AsyncClient, headers: dict[str, str] | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.name = f"{kind} {self.url}"
+        self._client = client
+        self._headers = headers or {}
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        seconds: float,
+        what: str,
+        also: Collection[int] = (),
+        headers: dict[str, str] | None = None,
+        **content: Any,
+    ) -> httpx.Response:
+        """One request, answered within `seconds` from the connection to the last byte.
+
+        Args:
+            method: HTTP method.
+            path: Below the base URL.
+            seconds: The bound.
+            what: Names the request in errors.
+            also: Status codes of 400 and above that the caller wants to see itself.
+            headers: Further headers.
+            **content: `json=` or `content=`, as httpx takes them.
+
+        Raises:
+            TransientError: no connection, a time-out or a 5xx.
+            PeerRefusedError: a 4xx, with the peer's own words.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                response = await self._client.request(
+                    method, self.url + path, headers={**self._headers, **(headers or {})}, **content
+                )
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise TransientError(
+                f"{self.name}: {what}: no answer within {seconds:g} s", lost=False
+            ) from error
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise TransientError(f"{self.name}: {what}: connection failed ({reason})", lost=True) from error
+        except httpx.InvalidURL as error:
+            raise PeerRefusedError(f"{self.name}: not a URL ({error})") from error
+        status = response.status_code
+        if status < 400 or status in also:
+            return response
+        text = f"{self.name}: {what}: {status} {error_text(response)}"
+        if status < 500:
+            raise PeerRefusedError(text)
+        raise TransientError(text, lost=status == 503)
+
+    async def wait_healthy(self, seconds: float) -> None:
+        """Return once /health answers 200.
+
+        Raises:
+            PeerUnavailableError: it did not within `seconds`; the text has the last answer.
+            PeerRefusedError: /health answers 4xx: whatever listens there, it is no Keptset service.
+        """
+        deadline = time.monotonic() + seconds
+        pause = 0.05
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                await self.call("GET", "/health", seconds=max(0.05, min(HEALTH_SECONDS, left)), what="health")
+                return
+            except TransientError as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise PeerUnavailableError(
+                        f"{self.name} did not become healthy within {seconds:g} s; the last attempt: {error}"
+                    ) from error
+            await asyncio.sleep(min(pause, left))
+            pause = min(2 * pause, 1.0)
+
+
+def error_text(response: httpx.Response) -> str:
+    """The peer's own words, in one line: `error.message` of the JSON, or the body's beginning."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if isinstance(body, dict):
+        error = body.get("error", body.get("detail", body))
+        message = error.get("message", error) if isinstance(error, dict) else error
+        text = message if isinstance(message, str) else json.dumps(message)
+    else:
+        text = response.text
+    text = " ".join(text.split())
+    return text if len(text) <= 1000 else text[:1000] + " ..."

@@ -1,0 +1,267 @@
+"""The run: sample, hand in, wait, update the weights, write the row; and how to go on after a crash."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from kept_tokens.messages import StepResult, TrainingBatch, encode
+from keptset_settings import OrchestratorSettings
+
+from .batches import build_samples, rollout_metrics
+from .build import build_sources
+from .errors import OrchestratorError, PeerMismatchError
+from .fleet import Fleet
+from .inference import InferenceServer, InferenceStatus
+from .metrics_file import MetricsFile
+from .preflight import check_lengths, check_server
+from .progress import Progress
+from .rollout_records import RolloutRecord, RolloutRecords
+from .rollouts import Attempts, RolloutCollector
+from .sources import Source, step_prompts
+from .tokenizer import ChatTokenizer
+from .trainer import OtherBatchError, Trainer, TrainerStatus
+
+log = logging.getLogger(__name__)
+
+
+async def run(settings: OrchestratorSettings, progress: Progress) -> None:
+    """Do all steps that are still to be done, and return.
+
+    Raises:
+        OrchestratorError: a peer or an environment is at fault; the text names it.
+        ValueError: the settings, the tokenizer or files of an earlier run are at fault.
+    """
+    output_dir, trainer_url, tokenizer_dir = _required(settings)
+    sources = build_sources(settings)
+    tokenizer = await asyncio.to_thread(ChatTokenizer, tokenizer_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    key = settings.inference_api_key
+    # No proxy stands between the services, whatever the environment says. Time-outs are around whole calls.
+    limits = httpx.Limits(
+        max_connections=None, max_keepalive_connections=settings.max_concurrent_requests + 4
+    )
+    async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
+        trainer = Trainer(trainer_url, client)
+        servers = [
+            InferenceServer(url, client, None if key is None else key.get_secret_value())
+            for url in settings.inference_urls
+        ]
+        await trainer.wait_healthy(settings.startup_timeout)
+        status = await trainer.status(seconds=settings.startup_timeout)
+        context = _Context(sources, trainer, status)
+        fleet = Fleet(
+            servers,
+            context.check,
+            startup_timeout=settings.startup_timeout,
+            weights_timeout=settings.weights_timeout,
+        )
+        try:
+            await fleet.inspect()
+            loop = _Loop(settings, progress, context, fleet, tokenizer, output_dir)
+            first = await loop.come_back(status)
+            for step in range(first, settings.steps + 1):
+                await loop.do(step)
+        finally:
+            await fleet.close()
+    progress.state = "done"
+
+
+@dataclass
+class _Context:
+    """What every server is checked against; remembers the shortest context among them."""
+
+    sources: Sequence[Source]
+    trainer: Trainer
+    status: TrainerStatus
+    max_model_len: int | None = None
+
+    def check(self, server: InferenceServer, status: InferenceStatus) -> None:
+        check_server(server.name, status, self.sources, self.trainer.name, self.status)
+        shortest = self.max_model_len or status.max_model_len
+        self.max_model_len = min(shortest, status.max_model_len)
+
+
+class _Loop:
+    """The steps of a run."""
+
+    def __init__(
+        self,
+        settings: OrchestratorSettings,
+        progress: Progress,
+        context: _Context,
+        fleet: Fleet,
+        tokenizer: ChatTokenizer,
+        output_dir: Path,
+    ) -> None:
+        self.settings = settings
+        self.progress = progress
+        self.context = context
+        self.trainer = context.trainer
+        self.fleet = fleet
+        self.tokenizer = tokenizer
+        self.run_id = uuid.uuid4().hex[:8]
+        self.records = RolloutRecords(output_dir / "rollouts")
+        self.rows = MetricsFile(output_dir / "metrics.jsonl", context.status.next_step)
+
+    async def come_back(self, status: TrainerStatus) -> int:
+        """Finish what an earlier orchestrator handed in; returns the first step to sample.
+
+        An accepted batch wins: its step is not sampled again. Its row, if it is missing, is completed from
+        the record that was written before the batch was handed in.
+        """
+        accepted = status.next_step - 1
+        missing = sorted(set(range(1, accepted + 1)) - self.rows.steps)
+        if missing and missing != [accepted]:
+            log.warning(
+                "the trainer has step %d already, but %s lacks rows %s, which cannot be completed",
+                accepted,
+                self.rows.path,
+                [step for step in missing if step < accepted],
+            )
+        if accepted == 0 or accepted not in missing:
+            seconds = await self._load_weights(
+                accepted if accepted == 0 else (await self._result(accepted)).weight_version
+            )
+            log.info("weights version %d are in place (%.1f s)", self.progress.weight_version, seconds)
+        else:
+            log.info("step %d was handed in before; waiting for the trainer", accepted)
+            await self._finish(accepted, self.records.find(accepted), time.monotonic())
+        self.progress.step = accepted
+        if accepted >= self.settings.steps:
+            log.info("all %d steps are done", self.settings.steps)
+        return accepted + 1
+
+    async def do(self, step: int) -> None:
+        """One step, from its prompts to its row."""
+        began = time.monotonic()
+        self.progress.step = step
+        self.progress.state = "rollout"
+        batch, record = await self._sample(step)
+        record.metrics["seconds/rollout"] = time.monotonic() - began
+        self.progress.state = "train"
+        record = await self._hand_in(step, batch, record)
+        await self._finish(step, record, began)
+
+    async def _sample(self, step: int) -> tuple[TrainingBatch, RolloutRecord]:
+        settings, version = self.settings, self.progress.weight_version
+        assert version is not None, "weights are loaded before the first rollout"
+        vocab_size = self.context.status.vocab_size
+        prompts = step_prompts(self.context.sources, step, self.tokenizer)
+        assert self.context.max_model_len is not None, "servers are inspected before the first rollout"
+        check_lengths(prompts, self.context.max_model_len, self.context.status.row_tokens)
+        attempts = Attempts()
+        collector = RolloutCollector(
+            fleet=self.fleet,
+            tokenizer=self.tokenizer,
+            group_size=settings.train.group_size,
+            vocab_size=vocab_size,
+            concurrency=settings.max_concurrent_requests,
+            attempts=settings.request_attempts,
+            seconds=settings.request_timeout,
+            run_id=self.run_id,
+            counts=attempts,
+        )
+        try:
+            groups = await collector.collect(prompts, version)
+        finally:
+            self.progress.requests += attempts.total
+            self.progress.failed_requests += attempts.failed
+
+        def build() -> tuple[TrainingBatch, RolloutRecord]:
+            samples = build_samples(groups, normalize_std=settings.train.normalize_std, vocab_size=vocab_size)
+            batch = TrainingBatch.build(step, samples)
+            metrics = rollout_metrics(groups, samples) | {"rollout/error_rate": attempts.error_rate}
+            return batch, RolloutRecord(step, batch.content_hash.hex(), metrics)
+
+        return await asyncio.to_thread(build)
+
+    async def _hand_in(self, step: int, batch: TrainingBatch, record: RolloutRecord) -> RolloutRecord:
+        """Put the batch; returns the record of the one that the trainer holds: an accepted one wins."""
+        self.records.write(record)
+        data = await asyncio.to_thread(encode, batch)
+        try:
+            await self.trainer.hand_in(step, data, seconds=self.settings.startup_timeout)
+        except OtherBatchError as conflict:
+            known = conflict.content_hash and self.records.find(step, conflict.content_hash)
+            if not known:
+                raise OrchestratorError(
+                    f"{conflict}; this run has no record of that batch: does another orchestrator drive this "
+                    "trainer, or is output_dir not that of the run that it trained for?"
+                ) from conflict
+            log.warning(
+                "step %d: the trainer holds a batch of before a restart; it is used, not the new one", step
+            )
+            record = known
+        self.records.keep_only(step, record.content_hash)
+        return record
+
+    async def _finish(self, step: int, record: RolloutRecord | None, began: float) -> None:
+        """Wait for the result of a step that was handed in, have its weights loaded, and write its row."""
+        waited = time.monotonic()
+        self.progress.state = "train"
+        result = await self._result(step)
+        train_seconds = time.monotonic() - waited
+        self.progress.state = "weights"
+        weights_seconds = await self._load_weights(result.weight_version)
+        if record is None:
+            log.warning("step %d: no record of its rollouts; its row stays missing", step)
+            return
+        row: dict[str, float | int] = {"step": step, **record.metrics}
+        if self.context.status.unsafe_ignore_kept_tokens:
+            row["unsafe/ignore_kept_tokens"] = 1.0
+        row |= {"seconds/train": train_seconds, **result.metrics}
+        row["seconds/weights"] = weights_seconds
+        row["seconds/step"] = time.monotonic() - began
+        row["weight_version"] = result.weight_version
+        self.rows.append(row)
+        self.records.forget_through(step)
+        self.progress.row = row
+        log.info("%s", step_line(row, self.settings.steps))
+
+    async def _result(self, step: int) -> StepResult:
+        result = await self.trainer.result(
+            step, seconds=self.settings.step_timeout, patience=self.settings.startup_timeout
+        )
+        if result.weight_version != step:
+            raise PeerMismatchError(
+                f"{self.trainer.name}: step {step} published weights version {result.weight_version}"
+            )
+        return result
+
+    async def _load_weights(self, version: int) -> float:
+        """Have all servers carry a version; returns the seconds that took."""
+        began = time.monotonic()
+        await self.fleet.load_weights(version)
+        self.progress.weight_version = version
+        return time.monotonic() - began
+
+
+def step_line(row: dict[str, float | int], steps: int) -> str:
+    """What is logged of a step."""
+    shown = {"mismatch_kl/mean": "mismatch KL", "kept/coverage": "coverage"}
+    parts = [f"step {row['step']}/{steps}", f"reward {row['reward/mean']:.3f}"]
+    parts += [f"{label} {row[name]:.3g}" for name, label in shown.items() if name in row]
+    parts.append(
+        f"{row['seconds/step']:.1f} s (rollout {row['seconds/rollout']:.1f}, "
+        f"train {row['seconds/train']:.1f}, weights {row['seconds/weights']:.1f})"
+    )
+    return ", ".join(parts)
+
+
+def _required(settings: OrchestratorSettings) -> tuple[Path, str, str]:
+    """The settings that a run fills in and that a lone orchestrator must be given."""
+    for name in ("output_dir", "trainer_url", "tokenizer"):
+        if getattr(settings, name) is None:
+            raise ValueError(f"orchestrator.{name} is not set: set it, or give the file of a whole run")
+    if not settings.inference_urls:
+        raise ValueError("orchestrator.inference_urls is empty: set it, or give the file of a whole run")
+    assert settings.output_dir is not None
+    assert settings.trainer_url is not None
+    assert settings.tokenizer is not None
+    return settings.output_dir, settings.trainer_url, settings.tokenizer

@@ -1,0 +1,174 @@
+"""The trainer as the orchestrator sees it: hand in a batch, wait for its result."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import msgspec
+
+from kept_tokens.messages import StepResult, decode
+
+from .errors import OrchestratorError, PeerMismatchError, PeerRefusedError, PeerUnavailableError
+from .peers import HEALTH_SECONDS, Peer, TransientError, error_text
+
+MSGPACK = "application/msgpack"
+LONG_POLL_SECONDS = 30
+"""How long the trainer may hold a question for a step's result."""
+
+
+class TrainerStatus(msgspec.Struct):
+    """What the orchestrator reads of GET /keptset/v1/status."""
+
+    next_step: int
+    weight_version: int
+    vocab_size: int
+    row_tokens: int | None = None
+    trained_step: int | None = None
+    unsafe_ignore_kept_tokens: bool = False
+    version: str = "?"
+    model: str | None = None
+
+
+class OtherBatchError(OrchestratorError):
+    """409: the trainer holds another batch for this step, or expects another step.
+
+    Attributes:
+        content_hash: hex of the batch that is there, None if there is none.
+        next_step: the first step that the trainer has not accepted.
+    """
+
+    def __init__(self, text: str, content_hash: str | None, next_step: int | None) -> None:
+        """`text` names trainer and step, with the trainer's words."""
+        super().__init__(text)
+        self.content_hash = content_hash
+        self.next_step = next_step
+
+
+class Trainer(Peer):
+    """The trainer."""
+
+    def __init__(self, url: str, client: httpx.AsyncClient) -> None:
+        super().__init__("trainer", url, client)
+
+    async def status(self, *, seconds: float) -> TrainerStatus:
+        """What it says of itself; asked again while it cannot be reached, for `seconds` at most.
+
+        Raises:
+            PeerMismatchError: the answer is none of a Keptset trainer.
+            PeerUnavailableError: no answer within `seconds`.
+        """
+
+        async def once() -> TrainerStatus:
+            response = await self.call("GET", "/keptset/v1/status", seconds=HEALTH_SECONDS, what="status")
+            try:
+                return msgspec.json.decode(response.content, type=TrainerStatus)
+            except msgspec.MsgspecError as error:
+                raise PeerMismatchError(
+                    f"{self.name}: /keptset/v1/status is not that of a Keptset trainer ({error})"
+                ) from error
+
+        return await self._patiently(once, seconds)
+
+    async def hand_in(self, step: int, batch: bytes, *, seconds: float) -> None:
+        """PUT the batch of a step; returns once the trainer holds it on disk.
+
+        The same bytes may be put again, so attempts that fail to connect or get a 5xx are repeated until
+        `seconds` are over.
+
+        Raises:
+            OtherBatchError: 409.
+            PeerRefusedError: 413, 422 and other 4xx: the text names sample and position.
+            PeerUnavailableError: not accepted within `seconds`.
+        """
+
+        async def once() -> httpx.Response:
+            return await self.call(
+                "PUT",
+                f"/keptset/v1/steps/{step}",
+                seconds=seconds,
+                what=f"batch of step {step}",
+                content=batch,
+                headers={"Content-Type": MSGPACK},
+                also=(409,),
+            )
+
+        response = await self._patiently(once, seconds)
+        if response.status_code == 409:
+            body = _object(response)
+            raise OtherBatchError(
+                f"{self.name}: batch of step {step}: 409 {error_text(response)}",
+                body.get("content_hash"),
+                body.get("next_step"),
+            )
+
+    async def result(self, step: int, *, seconds: float, patience: float) -> StepResult:
+        """Wait for an accepted step to be trained.
+
+        Args:
+            step: The step.
+            seconds: For the training, all in all.
+            patience: For a trainer that cannot be reached meanwhile: it may have been started again.
+
+        Raises:
+            PeerUnavailableError: no result within `seconds`, or unreachable for `patience` seconds.
+            PeerRefusedError: the trainer does not know the step (404).
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise PeerUnavailableError(f"{self.name} did not finish step {step} within {seconds:g} s")
+            wait = max(0, min(LONG_POLL_SECONDS, int(left)))
+
+            async def once(wait: int = wait) -> httpx.Response:
+                return await self.call(
+                    "GET",
+                    f"/keptset/v1/steps/{step}?wait={wait}",
+                    seconds=wait + HEALTH_SECONDS,
+                    what=f"result of step {step}",
+                    headers={"Accept": MSGPACK},
+                )
+
+            asked = time.monotonic()
+            response = await self._patiently(once, min(patience, left))
+            if response.status_code == 202:
+                # a trainer that answers at once does not make this a busy loop
+                await asyncio.sleep(max(0.0, min(0.2, left) - (time.monotonic() - asked)))
+                continue
+            try:
+                result = decode(response.content, StepResult)
+            except ValueError as error:
+                raise PeerMismatchError(
+                    f"{self.name}: result of step {step} cannot be read: {error}"
+                ) from error
+            if result.step != step:
+                raise PeerMismatchError(
+                    f"{self.name}: asked for step {step}, answered with step {result.step}"
+                )
+            return result
+
+    async def _patiently(self, once: Any, seconds: float) -> Any:
+        """Repeat `once` while it fails transiently, with growing pauses, until `seconds` are over."""
+        deadline = time.monotonic() + seconds
+        pause = 0.1
+        while True:
+            try:
+                return await once()
+            except TransientError as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise PeerUnavailableError(f"{error} (asked again for {seconds:g} s)") from error
+            await asyncio.sleep(min(pause, left))
+            pause = min(2 * pause, 2.0)
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        body = response.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+__all__ = ["OtherBatchError", "PeerRefusedError", "Trainer", "TrainerStatus"]

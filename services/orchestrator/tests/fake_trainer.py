@@ -1,0 +1,119 @@
+"""A trainer that speaks the contract without a model, and misbehaves on demand."""
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from kept_tokens.messages import StepResult, TrainingBatch, check_batch, decode, encode
+
+from .served import Served
+from .small_tokenizer import VOCAB_SIZE
+
+METRICS = {"mismatch_kl/mean": 1e-9, "kept/coverage": 1.0, "seconds/train": 0.25, "loss": float("nan")}
+
+
+class FakeTrainer(Served):
+    """Accepts batches in order, "trains" each as soon as `hold` is False.
+
+    Attributes:
+        batches: The accepted batches, by step.
+        hold: While True, accepted steps stay in training.
+        put_faults, get_faults: Status codes that the next PUTs or GETs are answered with.
+        lose_answers: That many PUTs are accepted, but answered with 503.
+        puts: Steps of all PUTs that came.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+        super().__init__(self._app())
+
+    def reset(self) -> None:
+        """As after its first start, with nothing accepted."""
+        self.revive()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.vocab_size = VOCAB_SIZE
+        self.row_tokens = 256
+        self.unsafe = False
+        self.batches: dict[int, TrainingBatch] = {}
+        self.hold = False
+        self.healthy = True
+        self.put_faults: list[int] = []
+        self.get_faults: list[int] = []
+        self.lose_answers = 0
+        self.puts: list[int] = []
+
+    @property
+    def next_step(self) -> int:
+        """The first step that is not accepted."""
+        return len(self.batches) + 1
+
+    def _app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.get("/health")
+        async def health() -> Response:
+            return Response(status_code=200 if self.healthy else 503)
+
+        @app.get("/keptset/v1/status")
+        async def status() -> dict[str, Any]:
+            trained = len(self.batches) - (1 if self.hold and self.batches else 0)
+            return {
+                "service": "trainer",
+                "version": "0",
+                "next_step": self.next_step,
+                "trained_step": trained,
+                "weight_version": trained,
+                "vocab_size": self.vocab_size,
+                "row_tokens": self.row_tokens,
+                "model": "fake",
+                "unsafe_ignore_kept_tokens": self.unsafe,
+            }
+
+        @app.put("/keptset/v1/steps/{step}")
+        async def put(step: int, request: Request) -> Response:
+            data = await request.body()
+            self.puts.append(step)
+            if self.put_faults:
+                return _error(self.put_faults.pop(0))
+            batch = decode(data, TrainingBatch)
+            check_batch(batch, self.vocab_size)
+            assert batch.step == step
+            there = self.batches.get(step)
+            if there is None and step == self.next_step:
+                self.batches[step] = batch
+                if self.lose_answers:
+                    self.lose_answers -= 1
+                    return _error(503)
+                return JSONResponse({"step": step}, 202)
+            if there is not None and there.content_hash == batch.content_hash:
+                return JSONResponse({"step": step}, 200)
+            return _error(
+                409,
+                step=step,
+                content_hash=there and there.content_hash.hex(),
+                next_step=self.next_step,
+            )
+
+        @app.get("/keptset/v1/steps/{step}")
+        async def get(step: int, wait: float = 0) -> Response:
+            if self.get_faults:
+                return _error(self.get_faults.pop(0))
+            if step not in self.batches:
+                return _error(404)
+            deadline = time.monotonic() + wait
+            while self.hold:
+                if time.monotonic() > deadline:
+                    return JSONResponse({"state": "training"}, 202)
+                await asyncio.sleep(0.01)
+            return Response(encode(StepResult(step, step, METRICS)), media_type="application/msgpack")
+
+        return app
+
+
+def _error(code: int, **more: Any) -> JSONResponse:
+    return JSONResponse({"error": {"message": f"told to answer {code}", "code": code}, **more}, code)
