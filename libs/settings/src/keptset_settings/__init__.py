@@ -1,8 +1,9 @@
 """Settings of every Keptset service and of a whole run; validated anywhere, without torch or vllm."""
 
-from .errors import SettingsError
+from .errors import Problem, SettingsError, SettingsWarning
+from .help import help_text, settings_table
 from .inference import CAPTURE_WIDTH, InferenceSettings
-from .load import load_run, load_service
+from .load import load_run, load_service, read_run
 from .orchestrator import (
     OrchestratorSettings,
     ReverseTextSettings,
@@ -10,9 +11,10 @@ from .orchestrator import (
     SourceSettings,
     TrainSettings,
 )
-from .resolve import resolve_run
+from .resolve import resolve_inference, resolve_orchestrator, resolve_run, resolve_trainer
 from .run import RunSettings, WarmStartSettings
-from .toml import to_toml
+from .sampling import is_truncating
+from .toml import service_environment, to_toml, write_service_configs
 from .trainer import (
     ClippedRatioLoss,
     GeometricMeanLoss,
@@ -31,18 +33,29 @@ __all__ = [
     "Loss",
     "OptimizerSettings",
     "OrchestratorSettings",
+    "Problem",
     "ReverseTextSettings",
     "RunSettings",
     "SamplingSettings",
     "SequenceProductLoss",
     "SettingsError",
+    "SettingsWarning",
     "SourceSettings",
     "TrainSettings",
     "TrainerSettings",
     "TruncatedWeightLoss",
     "WarmStartSettings",
+    "help_text",
+    "is_truncating",
     "load_run",
     "load_service",
+    "read_run",
+    "resolve_inference",
+    "resolve_orchestrator",
     "resolve_run",
+    "resolve_trainer",
+    "service_environment",
+    "settings_table",
     "to_toml",
+    "write_service_configs",
 ]

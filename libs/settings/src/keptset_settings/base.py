@@ -1,9 +1,44 @@
 """What every table of settings shares: unknown keys are errors, docstrings are the help text."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Table(BaseModel):
     """One TOML table."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Text that may name a directory or a metric."""
+
+OFF = BeforeValidator(lambda value: None if value == "off" else value)
+"""Marks a setting that is "off" in TOML, which has no null, and None in Python."""
+
+
+def _base_url(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    host, _, path = rest.rstrip("/").partition("/")
+    if scheme not in ("http", "https") or not separator or not host:
+        raise ValueError('must be a base URL such as "http://127.0.0.1:8000"')
+    if "@" in host:
+        raise ValueError("must not carry a password; set the service's api_key")
+    if "?" in path or "#" in path:
+        raise ValueError("must be a base URL, without ? and #")
+    return url.rstrip("/")
+
+
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+"""http(s) URL that routes are appended to; a trailing slash makes no difference."""
+
+
+def require_order(low: Any, low_name: str, high: Any, high_name: str, strict: bool = False) -> None:
+    """Raise ValueError unless low <= high (low < high if strict)."""
+    if low > high or (strict and low == high):
+        relation = "must be less than" if strict else "is more than"
+        way_out = f"raise {high_name} or lower {low_name}"
+        raise ValueError(f"{low_name} = {low} {relation} {high_name} = {high}; {way_out}")

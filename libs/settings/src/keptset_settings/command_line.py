@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
+from typing import Any
 
-from .errors import SettingsError
+from .errors import Problem, SettingsError
+from .explain import known_keys
 from .run import RunSettings
-from .schema import alternatives, annotation_at
+from .schema import alternatives, annotation_at, settings
+from .suggest import nearest
 
 FLAGS = {"help", "version", "dry_run"}
 TRUE_OR_FALSE = {"true", "false", "1", "0", "yes", "no", "on", "off"}
@@ -20,46 +23,62 @@ class CommandLine:
     options: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
 
 
-def parse_command_line(argv: list[str], root: tuple[str, ...], positional_files: bool = False) -> CommandLine:
-    """Split the arguments of a command whose settings live under `root`.
+def parse_command_line(argv: list[str], service: str | None) -> CommandLine:
+    """Split the arguments of a service's command, or of a run's, whose files need no --config.
 
-    `--key value` and `--key=value`, with `-` or `_` in names; a truth value may be left out.
+    `--key value` and `--key=value`, with `-` or `_` in names; a truth value may be left out if it is true.
 
     Raises:
-        SettingsError: an argument that is no option, or an option without its value.
+        SettingsError: an argument that is no option, an option that does not exist or lacks its value.
     """
     parsed, problems, rest = CommandLine(), [], list(argv)
+    root = () if service is None else (service,)
     while rest:
         argument = rest.pop(0)
-        if argument == "-h":
-            argument = "--help"
-        if not argument.startswith("--") or argument == "--":
-            if positional_files and not argument.startswith("-"):
-                parsed.files.append(FilePath(argument))
-            else:
-                problems.append(
-                    f"{argument}: not an option; settings are given as --key value, files as --config FILE.toml"
-                )
+        if service is None and not argument.startswith("-"):
+            parsed.files.append(FilePath(argument))
             continue
-        name, equals, text = argument[2:].partition("=")
+        name, equals, text = ("help" if argument == "-h" else argument.removeprefix("--")).partition("=")
         key = name.replace("-", "_")
-        if key in FLAGS:
+        if key in FLAGS and not equals:
             parsed.flags.add(key)
             continue
         path = (*root, *key.split("."))
+        if not argument.startswith("--") or not name:
+            what = "not an option; write --key value, and files as --config FILE"
+            problems.append(Problem((), f"{argument}: {what}"))
+            continue
         if not equals:
-            annotation = annotation_at(RunSettings, path)
-            if annotation is not None and bool in alternatives(annotation):
-                text = rest.pop(0) if rest and rest[0].lower() in TRUE_OR_FALSE else "true"
-            elif rest and not rest[0].startswith("--"):
-                text = rest.pop(0)
-            else:
-                problems.append(f"--{name}: the value is missing; write --{name} VALUE or --{name}=VALUE")
+            value = _value(rest, annotation_at(RunSettings, path))
+            if value is None:
+                problems.append(Problem((), f"--{name}: the value is missing; write --{name} VALUE"))
                 continue
+            text = value
         if key == "config":
             parsed.files.append(FilePath(text))
+        elif annotation_at(RunSettings, path) is None:
+            problems.append(Problem((), f"--{name}: unknown option, {_meant(key, path, root)}"))
         else:
             parsed.options.append((path, text))
     if problems:
         raise SettingsError(problems)
     return parsed
+
+
+def _value(rest: list[str], annotation: Any) -> str | None:
+    """Take the value of an option off the arguments that follow it."""
+    if annotation is not None and bool in alternatives(annotation):
+        return rest.pop(0) if rest and rest[0].lower() in TRUE_OR_FALSE else "true"
+    return rest.pop(0) if rest and not rest[0].startswith("--") else None
+
+
+def _meant(key: str, path: tuple[str, ...], root: tuple[str, ...]) -> str:
+    """The nearest option: in the same table if that exists, else anywhere."""
+    here = known_keys(path[:-1]) if annotation_at(RunSettings, path[:-1]) is not None else []
+    near = nearest(path[-1], here)
+    prefix = path[len(root) : -1]
+    if near:
+        return f"did you mean {' or '.join('--' + '.'.join((*prefix, name)) for name in near)}?"
+    known = [".".join(s.path[len(root) :]) for s in settings(RunSettings) if s.path[: len(root)] == root]
+    near = nearest(key, known)
+    return f"did you mean {' or '.join('--' + name for name in near)}?" if near else "see --help"

@@ -1,56 +1,75 @@
 """Turns what pydantic says into lines that users can act on."""
 
-import difflib
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
 
+from .errors import UNSET, Path, Problem, written
 from .run import RunSettings
-from .schema import Path, annotation_at, field_at, is_secret, tables, written
+from .schema import MISSING, annotation_at, child, field_at, is_secret, kind_of, settings, tables
+from .suggest import nearest, suggestion
 
 
-def nearest(key: str, known: list[str]) -> list[str]:
-    """The known keys that may have been meant, best first."""
-    return difflib.get_close_matches(key, known, n=2, cutoff=0.5)
-
-
-def unknown_key(path: Path, known: list[str]) -> str:
-    """The line for a key that does not exist."""
-    found = nearest(str(path[-1]), known)
-    hint = f"did you mean {' or '.join(found)}?" if found else f"known here: {', '.join(sorted(known))}"
-    return f"{written(path)}: unknown key, {hint}"
-
-
-def explain(error: ValidationError, tree: dict[str, Any]) -> list[str]:
-    """One line for each field that is wrong."""
-    lines: dict[Path, str] = {}
-    for problem in error.errors(include_url=False):
-        path = _in_tree(problem["loc"], tree)
-        if problem["type"] == "extra_forbidden":
-            known = [n for t in tables(annotation_at(RunSettings, path[:-1])) for n in t.model_fields]
-            lines.setdefault(path, unknown_key(path, known))
-            continue
+def explain(error: ValidationError, tree: dict[str, Any]) -> list[Problem]:
+    """A problem for each field that is wrong in `tree`, which was validated as a RunSettings."""
+    problems: dict[Path, Problem] = {}
+    for found in error.errors(include_url=False):
+        path, kind = _keys_only(found["loc"], tree), found["type"]
+        what, value = _reworded(found["msg"]), found["input"]
         field = field_at(RunSettings, path)
-        shown = "***" if field and is_secret(field.annotation) else repr(problem["input"])
-        what = problem["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
-        if path in lines:
-            lines[path] += f"; or {what}"
+        if field is not None and is_secret(field.annotation):
+            value, what = UNSET, "must be text (the value is not shown)"
+        elif isinstance(value, dict):
+            value = UNSET
+        if kind == "extra_forbidden":
+            problems.setdefault(path, unknown_key(path, known_keys(path[:-1], tree)))
+        elif kind == "union_tag_not_found":
+            problems[path] = Problem((*path, "kind"), f"missing; say which: {', '.join(_kinds(path))}")
+        elif kind == "union_tag_invalid":
+            tag = str(found["ctx"]["tag"])
+            problems[path] = Problem((*path, "kind"), f"unknown kind, {suggestion(tag, _kinds(path))}", tag)
+        elif path in problems:
+            problems[path] = Problem(path, f"{problems[path].text}; or {what}", value)
         else:
-            lines[path] = f"{written(path) if path else 'settings'} = {shown}: {what}"
-    return list(lines.values())
+            problems[path] = Problem(path, what, value)
+    return list(problems.values())
 
 
-def _in_tree(loc: tuple[int | str, ...], tree: Any) -> Path:
+def unknown_key(path: Path, known: Iterable[str], origin: str | None = None) -> Problem:
+    """A key that does not exist: the nearest that do, or the tables in which it does."""
+    key, known = str(path[-1]), list(known)
+    elsewhere = list(dict.fromkeys(written(s.path) for s in settings(RunSettings) if s.path[-1] == key))
+    if elsewhere and not nearest(key, known):
+        return Problem(path, f"unknown key here, there is {' and '.join(elsewhere)}", origin=origin)
+    return Problem(path, f"unknown key, {suggestion(key, known)}", origin=origin)
+
+
+def known_keys(table: Path, tree: Any = None) -> list[str]:
+    """The keys of a table; where it comes in kinds, of the kind that `tree` chose, or of all."""
+    for key in table:
+        tree = child(tree, key)
+    kind = child(tree, "kind")
+    choices = tables(annotation_at(RunSettings, table))
+    chosen = [t for t in choices if kind_of(t) == kind]
+    return [name for t in chosen or choices for name in t.model_fields]
+
+
+def _reworded(message: str) -> str:
+    for old, new in (("Input should be", "must be"), ("String should", "must"), ("Value error, ", "")):
+        message = message.replace(old, new)
+    return message.replace("must be a valid", "must be a")
+
+
+def _kinds(path: Path) -> list[str]:
+    return [str(kind_of(t)) for t in tables(annotation_at(RunSettings, path))]
+
+
+def _keys_only(loc: tuple[int | str, ...], tree: Any) -> Path:
     """Pydantic's location without the names of union members, which are no keys."""
     path: Path = ()
     for key in loc:
-        if (isinstance(tree, dict) and key in tree) or (
-            isinstance(tree, list) and isinstance(key, int) and key < len(tree)
-        ):
-            tree = tree[key]
-        elif annotation_at(RunSettings, (*path, key)) is None:
-            continue
-        else:
-            tree = None
-        path = (*path, key)
+        below = child(tree, key)
+        if below is not MISSING or annotation_at(RunSettings, (*path, key)) is not None:
+            path, tree = (*path, key), below
     return path

@@ -18,17 +18,18 @@ class InferenceSettings(Table):
     host: str = "127.0.0.1"
     """Address to listen on."""
 
-    port: int = Field(default=8000, ge=1, le=65535)
-    """Port to listen on."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 lets `keptset run` choose a free one."""
 
     api_key: SecretStr | None = None
     """If set, every route but /health wants `Authorization: Bearer <key>`."""
 
     weights_dir: Path | None = None
-    """Root of the published weights: version n is the directory v{n:06d} under it. Unset: no weight updates."""
+    """Root of the published weights: version n is the directory v{n:06d} under it. Unset: no updates."""
 
     enable_return_sampling_mask: bool = False
-    """Capture kept sets. A run switches it on by itself if a source truncates; set by hand for a server launched alone."""
+    """Capture kept sets. A run switches it on by itself if a source truncates; set it by hand for a server
+    that is launched alone."""
 
     capture: Literal["auto", "v1", "native"] = "auto"
     """How to capture, if at all: our own on the V1 model runner, or vLLM's native masks on the V2 runner."""

@@ -1,82 +1,130 @@
 """Loads the settings of one service or of a whole run: command line > environment > files > defaults."""
 
 import sys
-from importlib.metadata import version
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path as FilePath
-from typing import Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 from pydantic import ValidationError
 
-from .command_line import parse_command_line
-from .errors import SettingsError
+from .command_line import CommandLine, parse_command_line
+from .errors import SettingsError, SettingsWarning
 from .explain import explain
+from .help import help_text
 from .inference import InferenceSettings
 from .orchestrator import OrchestratorSettings
-from .resolve import resolve_run
+from .resolve import resolve_inference, resolve_orchestrator, resolve_run, resolve_trainer
 from .run import RunSettings
 from .toml import to_toml
 from .trainer import TrainerSettings
 
 Service = Literal["inference", "orchestrator", "trainer"]
+ServiceSettings = InferenceSettings | OrchestratorSettings | TrainerSettings
+S = TypeVar("S", RunSettings, ServiceSettings)
+
+RESOLVE_ALONE: dict[Service, Callable[[Any], ServiceSettings]] = {
+    "inference": resolve_inference,
+    "orchestrator": resolve_orchestrator,
+    "trainer": resolve_trainer,
+}
 
 
 @overload
-def load_service(service: Literal["inference"], argv: list[str] | None = None) -> InferenceSettings: ...
+def load_service(service: Literal["inference"], argv: Sequence[str] | None = None) -> InferenceSettings: ...
 @overload
-def load_service(service: Literal["orchestrator"], argv: list[str] | None = None) -> OrchestratorSettings: ...
-@overload
-def load_service(service: Literal["trainer"], argv: list[str] | None = None) -> TrainerSettings: ...
 def load_service(
-    service: Service, argv: list[str] | None = None
-) -> InferenceSettings | OrchestratorSettings | TrainerSettings:
-    """What `keptset-<service> ARGV` was told; `argv` is sys.argv[1:] if not given."""
+    service: Literal["orchestrator"], argv: Sequence[str] | None = None
+) -> OrchestratorSettings: ...
+@overload
+def load_service(service: Literal["trainer"], argv: Sequence[str] | None = None) -> TrainerSettings: ...
+def load_service(service: Service, argv: Sequence[str] | None = None) -> ServiceSettings:
+    """The settings of `keptset-<service> ARGV`; `argv` is sys.argv[1:] if not given.
+
+    The files hold the service's own table alone, or a whole run, which is resolved first. Exits with 2 and
+    the problems on stderr if the settings cannot be used; with 0 after --help, --version and --dry-run, which
+    prints TOML that loads to the same settings (without secrets). Warnings go to stderr as text.
+    """
+    return _load(f"keptset-{service}", argv, service, lambda line: _service(line, service))
+
+
+def load_run(argv: Sequence[str] | None = None) -> RunSettings:
+    """The resolved settings of `keptset run FILE.toml ... [--any.setting value ...]`.
+
+    Prints and exits like `load_service`.
+    """
+    return _load("keptset", argv, None, _run)
+
+
+def read_run(files: Sequence[FilePath | str], overrides: Sequence[str] = ()) -> RunSettings:
+    """Like `load_run`, as a function: neither exits nor prints; warns with SettingsWarning.
+
+    Raises:
+        SettingsError: all problems that were found.
+    """
+    return _run(parse_command_line([*map(str, files), *overrides], None))
+
+
+def _run(line: CommandLine) -> RunSettings:
+    return _resolved(line, None, lambda run, whole: resolve_run(run))
+
+
+def _service(line: CommandLine, service: Service) -> ServiceSettings:
+    def resolve(run: RunSettings, whole: bool) -> ServiceSettings:
+        if not whole:
+            return RESOLVE_ALONE[service](getattr(run, service))
+        settings: ServiceSettings = getattr(resolve_run(run), service)
+        return settings
+
+    return _resolved(line, service, resolve)
+
+
+def _resolved(line: CommandLine, service: Service | None, resolve: Callable[[RunSettings, bool], S]) -> S:
+    # Imported when needed: pydantic-settings takes longer to import than everything else here.
+    from .sources import gather
+
+    gathered = gather(line.files, line.options, service)
     try:
-        line = parse_command_line(sys.argv[1:] if argv is None else argv, (service,))
-        run, _whole = _read(line.files, line.options, service)
-        settings: InferenceSettings | OrchestratorSettings | TrainerSettings = getattr(run, service)
+        try:
+            run = RunSettings.model_validate(gathered.tree)
+        except ValidationError as error:
+            raise SettingsError(explain(error, gathered.tree)) from None
+        return resolve(run, gathered.whole_run)
+    except SettingsError as error:
+        raise error.with_origins(gathered.origin) from None
+
+
+def _load(
+    command: str, argv: Sequence[str] | None, service: Service | None, read: Callable[[CommandLine], S]
+) -> S:
+    try:
+        line = parse_command_line(sys.argv[1:] if argv is None else list(argv), service)
+        if "help" in line.flags:
+            print(help_text(command, service), end="")
+            sys.exit(0)
+        if "version" in line.flags:
+            print(command, _version(command))
+            sys.exit(0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", SettingsWarning)
+            settings = read(line)
     except SettingsError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    if "version" in line.flags:
-        print(version("keptset-settings"))
-        sys.exit(0)
+    for warning in caught:
+        if issubclass(warning.category, SettingsWarning):
+            print(f"warning: {warning.message}", file=sys.stderr)
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     if "dry_run" in line.flags:
         print(to_toml(settings, service), end="")
         sys.exit(0)
     return settings
 
 
-def load_run(argv: list[str] | None = None) -> RunSettings:
-    """What `keptset run FILE.toml [--key value ...]` was told."""
+def _version(command: str) -> str:
     try:
-        line = parse_command_line(sys.argv[1:] if argv is None else argv, (), positional_files=True)
-        run, _ = _read(line.files, line.options, None)
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-    if "dry_run" in line.flags:
-        print(to_toml(run), end="")
-        sys.exit(0)
-    return run
-
-
-def _read(
-    files: list[FilePath], options: list[tuple[tuple[str, ...], str]], service: str | None
-) -> tuple[RunSettings, bool]:
-    # Imported when needed: pydantic-settings takes longer to import than all of this library.
-    from .sources import assign, merge, read_environment, read_toml
-
-    from_files = merge(*[read_toml(path) for path in files])
-    from_environment = read_environment()
-    from_line: dict[str, object] = {}
-    for path, text in options:
-        assign(from_line, path, text)
-    whole = service is None or bool(from_files.keys() - {service})
-    if not whole:
-        from_environment = {k: v for k, v in from_environment.items() if k == service}
-    tree = merge(from_files, from_environment, from_line)
-    try:
-        run = RunSettings.model_validate(tree)
-    except ValidationError as error:
-        raise SettingsError(explain(error, tree)) from None
-    return (resolve_run(run) if whole else run), whole
+        return version(command)
+    except PackageNotFoundError:  # this library alone, without the command
+        return version("keptset-settings")

@@ -1,15 +1,15 @@
 """`[orchestrator]`: environments, sampling, batches and the run itself."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
-from .base import Table
+from .base import BaseUrl, Name, Table, require_order
 
 
 class SamplingSettings(Table):
-    """Sampling parameters. Unset ones are neutral; in a source they are inherited from [orchestrator.train.sampling]."""
+    """Sampling parameters; unset ones are neutral, in a source those of [orchestrator.train.sampling]."""
 
     temperature: float | None = None
     """Divides the logits; at least 0.01. Neutral: 1.0."""
@@ -42,11 +42,16 @@ class ReverseTextSettings(Table):
     max_letters: int = Field(default=12, ge=1)
     """Most letters of a string."""
 
+    @model_validator(mode="after")
+    def _letters(self) -> Self:
+        require_order(self.min_letters, "min_letters", self.max_letters, "max_letters")
+        return self
+
 
 class SourceSettings(Table):
     """One source of rollouts: an environment and how the policy samples in it."""
 
-    name: str = "reverse-text"
+    name: Name = "reverse-text"
     """Names the source in samples, metrics and errors."""
 
     ratio: float = Field(default=1.0, gt=0)
@@ -80,16 +85,16 @@ class OrchestratorSettings(Table):
     host: str = "127.0.0.1"
     """Address of the orchestrator's own /health, /metrics and status."""
 
-    port: int = Field(default=8002, ge=1, le=65535)
-    """Port of the same."""
+    port: int = Field(default=8002, ge=0, le=65535)
+    """Port of the same; 0 lets `keptset run` choose a free one."""
 
-    inference_urls: list[str] = Field(default_factory=list)
+    inference_urls: list[BaseUrl] = Field(default_factory=list)
     """Base URLs of the inference servers. A run fills in its own."""
 
     inference_api_key: SecretStr | None = None
     """Sent to the inference servers as a bearer token."""
 
-    trainer_url: str | None = None
+    trainer_url: BaseUrl | None = None
     """Base URL of the trainer. A run fills in its own."""
 
     tokenizer: str | None = None
@@ -110,6 +115,9 @@ class OrchestratorSettings(Table):
     request_timeout: float = Field(default=600.0, gt=0)
     """Seconds that one rollout request may take."""
 
+    request_attempts: int = Field(default=5, ge=1)
+    """Attempts at one rollout request (connection errors, time-outs, 5xx; never 4xx) before the run stops."""
+
     startup_timeout: float = Field(default=300.0, gt=0)
     """Seconds to wait for each peer's health."""
 
@@ -118,5 +126,8 @@ class OrchestratorSettings(Table):
 
     weights_timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for an inference server to load new weights."""
+
+    log_level: Literal["debug", "info", "warning"] = "info"
+    """What is logged; debug also shows where an error came from."""
 
     train: TrainSettings = TrainSettings()

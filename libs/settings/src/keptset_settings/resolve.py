@@ -1,8 +1,101 @@
-"""What the tables of a run take from each other."""
+"""What the tables of a run take from each other, and the rules between them.
 
+Everything here is idempotent: a resolved run resolves to itself.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pydantic import BaseModel
+
+from .engine_arguments import check_engine_arguments
+from .errors import Path, Problem, SettingsError, SettingsWarning
+from .inference import InferenceSettings
+from .orchestrator import OrchestratorSettings, SamplingSettings, SourceSettings
 from .run import RunSettings
+from .sampling import bounded_top_k, check_sampling, inherit, limits
+from .trainer import TrainerSettings
+
+SHARED_SAMPLING: Path = ("orchestrator", "train", "sampling")
+SOURCES: Path = ("orchestrator", "train", "source")
+
+
+@dataclass
+class Findings:
+    """What resolving has to say: problems stop, notes warn."""
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)
+
+    def require(self, table: str, settings: BaseModel, **ways_out: str) -> None:
+        """These settings have no default once everything is filled in."""
+        for name, way_out in ways_out.items():
+            if getattr(settings, name) in (None, []):
+                self.problems.append(Problem((table, name), f"not set; {way_out}"))
+
+    def finish(self) -> None:
+        """Raise the problems, else warn of the notes."""
+        if self.problems:
+            raise SettingsError(self.problems)
+        for note in self.notes:
+            warnings.warn(str(note), SettingsWarning, stacklevel=3)
+
+
+def resolve_run(run: RunSettings) -> RunSettings:
+    """The run with everything filled in that its tables take from each other, and every rule checked.
+
+    Each source ends with complete sampling; a truncating one switches capture on. What was chosen for the
+    user is told with a SettingsWarning.
+
+    Raises:
+        SettingsError: all problems that were found.
+    """
+    run, findings = run.model_copy(deep=True), Findings()
+    _fill_in(run, findings)
+    _resolve_sources(run.orchestrator, findings)
+    _resolve_capture(run, findings)
+    _check_inference(run.inference, findings)
+    _check_orchestrator(run.orchestrator, findings)
+    _check_trainer(run.trainer, findings)
+    _check_lengths(run, findings)
+    _check_ports(run, findings)
+    findings.finish()
+    return run
+
+
+def resolve_inference(settings: InferenceSettings) -> InferenceSettings:
+    """An inference server that is started alone; raises SettingsError."""
+    settings, findings = settings.model_copy(deep=True), Findings()
+    _check_inference(settings, findings)
+    findings.finish()
+    return settings
+
+
+def resolve_orchestrator(settings: OrchestratorSettings) -> OrchestratorSettings:
+    """An orchestrator that is started alone: complete sampling for each source; raises SettingsError."""
+    settings, findings = settings.model_copy(deep=True), Findings()
+    _resolve_sources(settings, findings)
+    _check_orchestrator(settings, findings)
+    findings.finish()
+    return settings
+
+
+def resolve_trainer(settings: TrainerSettings) -> TrainerSettings:
+    """A trainer that is started alone; raises SettingsError."""
+    settings, findings = settings.model_copy(deep=True), Findings()
+    _check_trainer(settings, findings)
+    findings.finish()
+    return settings
+
+
+def policy_sources(settings: OrchestratorSettings) -> Iterator[tuple[int, SourceSettings]]:
+    """The sources whose rollouts are sampled by the policy, with their positions: so far, all of them.
+
+    Sources with a frozen external generator will be left out here, being exempt from the rules of sampling.
+    """
+    yield from enumerate(settings.train.source)
 
 
 def reachable(host: str, port: int) -> str:
@@ -11,25 +104,24 @@ def reachable(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def fill_in(settings: Any, **values: Any) -> None:
-    """Set what is unset."""
+def _set_unset(settings: BaseModel, **values: Any) -> None:
     for name, value in values.items():
         if getattr(settings, name) in (None, []):
             setattr(settings, name, value)
 
 
-def resolve_run(run: RunSettings) -> RunSettings:
-    """The run with everything that its tables take from each other filled in; idempotent."""
-    run = run.model_copy(deep=True)
+def _fill_in(run: RunSettings, findings: Findings) -> None:
     root = run.runs_dir / run.name
-    if run.warm_start is not None:
-        w = run.warm_start
-        name = f"{w.task}-{w.min_letters}-{w.max_letters}-seed{w.seed}"
-        fill_in(w, directory=run.runs_dir / "models" / name)
-        fill_in(run.inference, model=str(w.directory))
-    fill_in(run.trainer, model=run.inference.model, output_dir=root / "trainer", weights_dir=root / "weights")
-    fill_in(run.inference, weights_dir=run.trainer.weights_dir)
-    fill_in(
+    if (warm := run.warm_start) is not None:
+        name = f"{warm.task}-{warm.min_letters}-{warm.max_letters}-seed{warm.seed}"
+        _set_unset(warm, directory=run.runs_dir / "models" / name)
+        assert warm.directory is not None
+        _set_unset(run.inference, model=warm.directory.as_posix())
+    _set_unset(run.inference, model=run.trainer.model)
+    _set_unset(run.trainer, model=run.inference.model)
+    _set_unset(run.trainer, output_dir=root / "trainer", weights_dir=root / "weights")
+    _set_unset(run.inference, weights_dir=run.trainer.weights_dir)
+    _set_unset(
         run.orchestrator,
         tokenizer=run.inference.model,
         output_dir=root,
@@ -37,4 +129,104 @@ def resolve_run(run: RunSettings) -> RunSettings:
         trainer_url=reachable(run.trainer.host, run.trainer.port),
         inference_api_key=run.inference.api_key,
     )
-    return run
+    if run.inference.api_key is not None and run.orchestrator.inference_api_key != run.inference.api_key:
+        why = "differs from [inference] api_key, so every rollout would be refused; leave one of them out"
+        findings.problems.append(Problem(("orchestrator", "inference_api_key"), why))
+
+
+def _resolve_sources(settings: OrchestratorSettings, findings: Findings) -> None:
+    for index, source in policy_sources(settings):
+        table: Path = (*SOURCES, index, "sampling")
+        sampling = inherit(source.sampling, settings.train.sampling)
+        for problem in check_sampling(sampling):
+            wrote_it = table if _sets(source.sampling, problem.path) else SHARED_SAMPLING
+            findings.problems.append(replace(problem, path=(*wrote_it, *problem.path)))
+        assert sampling.top_k is not None
+        sampling.top_k, note = bounded_top_k(sampling.top_k, limits(sampling))
+        if note is not None:
+            findings.notes.append(Problem((*table, "top_k"), note))
+        source.sampling = sampling
+
+
+def _sets(sampling: SamplingSettings, path: Path) -> bool:
+    """Does this table itself set that parameter, rather than inherit it?"""
+    value = getattr(sampling, str(path[0]))
+    return path[1] in value if len(path) > 1 else value is not None
+
+
+def _resolve_capture(run: RunSettings, findings: Findings) -> None:
+    truncating = [source.name for _, source in policy_sources(run.orchestrator) if limits(source.sampling)]
+    if not truncating:
+        return
+    by_hand = "enable_return_sampling_mask" in run.inference.model_fields_set
+    if by_hand and not run.inference.enable_return_sampling_mask:
+        why = (
+            f"but {', '.join(truncating)} truncates, and without masks every ratio is wrong; remove it, or "
+            "set top_p = 1.0, top_k = -1, min_p = 0.0 and no masks in extra_body"
+        )
+        findings.problems.append(Problem(("inference", "enable_return_sampling_mask"), why, False))
+    run.inference.enable_return_sampling_mask = True
+
+
+def _check_inference(settings: InferenceSettings, findings: Findings) -> None:
+    findings.require("inference", settings, model="name a directory, or give a run a [warm_start]")
+    own_capture = settings.enable_return_sampling_mask and settings.capture != "native"
+    for problem in check_engine_arguments(settings.vllm, own_capture):
+        findings.problems.append(replace(problem, path=("inference", "vllm", *problem.path)))
+
+
+def _check_orchestrator(settings: OrchestratorSettings, findings: Findings) -> None:
+    findings.require(
+        "orchestrator",
+        settings,
+        inference_urls='name the servers, such as ["http://127.0.0.1:8000"]',
+        trainer_url='name the trainer, such as "http://127.0.0.1:8001"',
+        tokenizer="name the directory of the model's tokenizer",
+        output_dir="name the directory for metrics.jsonl",
+    )
+    seen: dict[str, int] = {}
+    for index, source in enumerate(settings.train.source):
+        first = seen.setdefault(source.name, index)
+        if first != index:
+            why = f"is the name of source[{first}] too, and metrics go by name; choose another"
+            findings.problems.append(Problem((*SOURCES, index, "name"), why, source.name))
+
+
+def _check_trainer(settings: TrainerSettings, findings: Findings) -> None:
+    findings.require(
+        "trainer",
+        settings,
+        model="name the directory of the model to start from",
+        output_dir="name the directory for the spool and the checkpoints",
+        weights_dir="name the directory for the published weights",
+    )
+
+
+def _check_lengths(run: RunSettings, findings: Findings) -> None:
+    """A sequence is a prompt of at least one token and a completion: it must fit the engine and a row."""
+    rows, context = run.trainer.row_tokens, run.inference.vllm.get("max_model_len")
+    context = context if type(context) is int else None
+    for _, source in policy_sources(run.orchestrator):
+        most, way_out = source.sampling.max_tokens, f"({source.name}); raise it or lower that"
+        if most is not None and context is not None and most >= context:
+            why = f"leaves no room for a prompt beside max_tokens = {most} {way_out}"
+            findings.problems.append(Problem(("inference", "vllm", "max_model_len"), why, context))
+        longest = most + 1 if most is not None else context
+        if longest is not None and longest > rows:
+            what = f"a prompt and max_tokens = {most}" if most is not None else f"max_model_len = {context}"
+            findings.problems.append(
+                Problem(("trainer", "row_tokens"), f"is too few for {what} {way_out}", rows)
+            )
+
+
+def _check_ports(run: RunSettings, findings: Findings) -> None:
+    taken: dict[str, str] = {}
+    listeners = (
+        ("inference", run.inference.host, run.inference.port),
+        ("trainer", run.trainer.host, run.trainer.port),
+        ("orchestrator", run.orchestrator.host, run.orchestrator.port),
+    )
+    for name, host, port in listeners:
+        other = taken.setdefault(reachable(host, port), name)
+        if port != 0 and other != name:
+            findings.problems.append(Problem((name, "port"), f"is [{other}] port too; choose another", port))

@@ -1,11 +1,11 @@
 """A whole run: all services' tables, and what they inherit from each other."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from .base import Table
+from .base import Name, Table, require_order
 from .inference import InferenceSettings
 from .orchestrator import OrchestratorSettings
 from .trainer import TrainerSettings
@@ -23,11 +23,16 @@ class WarmStartSettings(Table):
     seed: int = 0
     """Seed of the model and of the data."""
     directory: Path | None = None
-    """Where the model is cached. Unset: runs/models/<task>-<min>-<max>-seed<seed>."""
+    """Where the model is cached. Unset: <runs_dir>/models/<task>-<min>-<max>-seed<seed>."""
+
+    @model_validator(mode="after")
+    def _letters(self) -> Self:
+        require_order(self.min_letters, "min_letters", self.max_letters, "max_letters")
+        return self
 
 
 class RunSettings(Table):
-    name: str = "run"
+    name: Name = "run"
     """Names the run's directory."""
 
     runs_dir: Path = Path("runs")
@@ -37,5 +42,10 @@ class RunSettings(Table):
     """Make the model first, if it is not cached yet; services without a model take it."""
 
     inference: InferenceSettings = InferenceSettings()
+    """The server that samples."""
+
     orchestrator: OrchestratorSettings = OrchestratorSettings()
+    """The process that collects rollouts and drives the other two."""
+
     trainer: TrainerSettings = TrainerSettings()
+    """The process that trains and publishes weights."""

@@ -1,4 +1,4 @@
-"""Walks the tables: what is under a path, of which type, and how the path is written in each source."""
+"""Walks the tables: what is under a path, and of which type."""
 
 import types
 from collections.abc import Iterator
@@ -9,8 +9,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from .base import Table
-
-Path = tuple[str | int, ...]
+from .errors import Path
 
 
 def alternatives(annotation: Any) -> list[Any]:
@@ -56,15 +55,13 @@ def is_secret(annotation: Any) -> bool:
 
 def field_at(root: Any, path: Path) -> FieldInfo | None:
     """The field under a path, None if there is none or if the path leads into an open dictionary."""
-    annotation, field = root, None
+    field: FieldInfo | None = None
     for key in path:
         if isinstance(key, int):
-            annotation, field = item_type(annotation), None
+            root, field = item_type(root), None
             continue
-        field = next((t.model_fields[key] for t in tables(annotation) if key in t.model_fields), None)
-        if field is None:
-            return None
-        annotation = field.annotation
+        field = next((t.model_fields[key] for t in tables(root) if key in t.model_fields), None)
+        root = None if field is None else field.annotation
     return field
 
 
@@ -82,6 +79,28 @@ def annotation_at(root: Any, path: Path) -> Any:
         if annotation is None:
             return None
     return annotation
+
+
+MISSING = object()
+
+
+def child(tree: Any, key: str | int) -> Any:
+    """What a nested dictionary or list holds under a key, else MISSING."""
+    if isinstance(key, str):
+        return tree.get(key, MISSING) if isinstance(tree, dict) else MISSING
+    return tree[key] if isinstance(tree, list) and key < len(tree) else MISSING
+
+
+def has_null(value: Any) -> bool:
+    """Is there a None in it?"""
+    if isinstance(value, dict):
+        return any(map(has_null, value.values()))
+    return any(map(has_null, value)) if isinstance(value, list) else value is None
+
+
+def kind_of(table: type[Table]) -> str | None:
+    """The value of `kind` that chooses this table, if it comes in kinds."""
+    return table.model_fields["kind"].default if "kind" in table.model_fields else None
 
 
 @dataclass(frozen=True)
@@ -105,14 +124,4 @@ def settings(root: type[Table], path: tuple[str, ...] = (), variant: str | None 
         if not inner:
             yield Setting(here, field, variant)
         for table in inner:
-            kind = table.model_fields["kind"].default if "kind" in table.model_fields else None
-            yield from settings(table, here, kind if len(inner) > 1 else None)
-
-
-def written(path: Path) -> str:
-    """A path as users write it: `[orchestrator.train.sampling] top_p`."""
-    text = ""
-    for key in path[:-1]:
-        text += f"[{key}]" if isinstance(key, int) else f".{key}"
-    last = f"[{path[-1]}]" if isinstance(path[-1], int) else str(path[-1])
-    return f"[{text[1:]}] {last}" if text else last
+            yield from settings(table, here, kind_of(table) if len(inner) > 1 else None)

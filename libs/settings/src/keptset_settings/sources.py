@@ -1,27 +1,86 @@
-"""Where settings come from: TOML files, environment variables. Each becomes a nested dictionary."""
+"""Where settings come from: TOML files, environment variables, options. Each becomes a nested dictionary."""
 
 import json
 import os
+import re
 import tomllib
-from collections.abc import Mapping
-from datetime import date, datetime, time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, time
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic_settings import BaseSettings, EnvSettingsSource
 
-from .errors import SettingsError
+from .errors import Path, Problem, SettingsError
+from .explain import known_keys, unknown_key
 from .run import RunSettings
-from .schema import Path, annotation_at, is_open, is_structured
-
-PREFIX = "KEPTSET_"
-DELIMITER = "__"
+from .schema import MISSING, annotation_at, child, is_open, is_structured
+from .toml import DELIMITER, PREFIX
 
 Tree = dict[str, Any]
+Options = Sequence[tuple[tuple[str, ...], str]]
+
+# What Kubernetes and Docker links tell a container about a service called keptset-...: no settings of ours.
+SERVICE_LINK = re.compile(
+    r"(?!.*__).+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?|(PORT))"
+)
 
 
-class _RunFromEnvironment(RunSettings, BaseSettings):  # type: ignore[misc]
+class _RunFromEnvironment(RunSettings, BaseSettings):  # type: ignore[misc]  # both define model_config
     """RunSettings as pydantic-settings wants it in order to read the environment."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    tree: Tree
+    name: Callable[[Path], str]
+    """How this source names a path that it holds."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What all sources say together, not validated."""
+
+    tree: Tree
+    """As a RunSettings would be written."""
+
+    whole_run: bool
+    """False: only the table of one service counts."""
+
+    layers: Sequence[_Layer]
+    """The sources, the winning one first."""
+
+    def origin(self, path: Path) -> str | None:
+        """Which option, variable or file set this path; None if it is a default."""
+        return next((layer.name(path) for layer in self.layers if path and _holds(layer.tree, path)), None)
+
+
+def gather(files: Sequence[FilePath], options: Options, service: str | None) -> Gathered:
+    """Read all sources: options > environment > later files > earlier files.
+
+    With `service`, files that hold nothing but its table make its settings alone: what the environment says
+    to others is checked for unknown keys, and does not count.
+
+    Raises:
+        SettingsError: a file that cannot be read, a variable that cannot be understood.
+    """
+    from_files = [_Layer(read_toml(file), partial(_file, file)) for file in reversed(files)]
+    whole_run = service is None or any(layer.tree.keys() - {service} for layer in from_files)
+    environment, names = read_environment(), environment_names()
+    if not whole_run:
+        _reject_unknown({key: value for key, value in environment.items() if key != service}, names)
+        environment = {key: value for key, value in environment.items() if key == service}
+    from_options: Tree = {}
+    for path, text in options:
+        _assign(from_options, path, text)
+    layers = [
+        _Layer(from_options, partial(_option, options, 0 if service is None else 1)),
+        _Layer(environment, partial(_variable, names)),
+        *from_files,
+    ]
+    return Gathered(merge(*[layer.tree for layer in reversed(layers)]), whole_run, layers)
 
 
 def merge(*trees: Mapping[str, Any]) -> Tree:
@@ -30,9 +89,10 @@ def merge(*trees: Mapping[str, Any]) -> Tree:
     for tree in trees:
         for key, value in tree.items():
             below = merged.get(key)
-            merged[key] = (
-                merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-            )
+            if isinstance(value, dict):
+                merged[key] = merge(below if isinstance(below, dict) else {}, value)
+            else:
+                merged[key] = value
     return merged
 
 
@@ -45,11 +105,47 @@ def read_toml(path: FilePath) -> Tree:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SettingsError([f"{path}: no such file; give an existing one with --config"]) from None
+        problem = "no such file; name an existing one"
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError([f"{path}: cannot be read: {error}"]) from None
+        problem = f"cannot be read: {error}"
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError([f"{path}: not TOML: {error}"]) from None
+        problem = f"not TOML: {error}"
+    raise SettingsError([Problem((), f"{path}: {problem}")])
+
+
+def read_environment() -> Tree:
+    """What KEPTSET_... variables say: `__` between tables, lists and dictionaries as JSON; empty: not set.
+
+    Raises:
+        SettingsError: a list or a table that is not JSON.
+    """
+    unknown: Tree = {}
+    problems = []
+    for name in environment_names():
+        path = tuple(name[len(PREFIX) :].lower().split(DELIMITER))
+        if path[0] not in RunSettings.model_fields:
+            unknown[path[0]] = os.environ[name]  # pydantic-settings skips these; validation rejects them
+        elif (annotation := annotation_at(RunSettings, path)) is not Any and is_structured(annotation):
+            try:
+                json.loads(os.environ[name])
+            except ValueError as error:
+                problems.append(Problem(path, f"must be JSON: {error}", os.environ[name], name))
+    if problems:
+        raise SettingsError(problems)
+    known: Tree = EnvSettingsSource(
+        _RunFromEnvironment,
+        case_sensitive=False,
+        env_prefix=PREFIX,
+        env_nested_delimiter=DELIMITER,
+        env_ignore_empty=True,
+    )()
+    tree: Tree = _parse_open({**known, **unknown}, ())
+    return tree
+
+
+def environment_names() -> list[str]:
+    """The variables that are meant for us."""
+    return sorted(name for name, text in os.environ.items() if text and _is_ours(name.upper(), text))
 
 
 def parse_value(text: str) -> Any:
@@ -60,7 +156,7 @@ def parse_value(text: str) -> Any:
     """
     try:
         table = tomllib.loads(f"value = {text}")
-        if table.keys() == {"value"} and not isinstance(table["value"], date | time | datetime):
+        if table.keys() == {"value"} and not isinstance(table["value"], date | time):
             return table["value"]
     except tomllib.TOMLDecodeError:
         pass
@@ -70,43 +166,65 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def read_environment() -> Tree:
-    """What the variables KEPTSET_... say: `__` between tables, lists and dictionaries as JSON; empty = not set."""
-    values: Tree = EnvSettingsSource(
-        _RunFromEnvironment,
-        case_sensitive=False,
-        env_prefix=PREFIX,
-        env_nested_delimiter=DELIMITER,
-        env_ignore_empty=True,
-    )()
-    for name in environment_names():
-        first = name[len(PREFIX) :].split(DELIMITER)[0].lower()
-        if first not in RunSettings.model_fields:
-            values[first] = os.environ[name]  # pydantic-settings skips these; validation rejects them
-    parsed = _parse_open(values, ())
-    assert isinstance(parsed, dict)
-    return parsed
-
-
-def environment_names() -> list[str]:
-    """The variables that are meant for us."""
-    return sorted(name for name, text in os.environ.items() if name.upper().startswith(PREFIX) and text)
+def _is_ours(name: str, text: str) -> bool:
+    if not name.startswith(PREFIX):
+        return False
+    link = SERVICE_LINK.fullmatch(name)
+    return link is None or (link[5] is not None and "://" not in text)
 
 
 def _parse_open(value: Any, path: Path) -> Any:
     """Numbers and truth values inside vllm and extra_body come as text and are parsed here."""
-    annotation = annotation_at(RunSettings, path)
     if isinstance(value, dict):
         return {key: _parse_open(below, (*path, key)) for key, below in value.items()}
-    if isinstance(value, str) and (annotation is Any or (annotation and is_open(annotation))):
-        return parse_value(value)
-    return value
+    return parse_value(value) if isinstance(value, str) and annotation_at(RunSettings, path) is Any else value
 
 
-def assign(tree: Tree, path: tuple[str, ...], text: str) -> None:
-    """Put the text of a command line option where it belongs."""
-    for key in path[:-1]:
-        tree = tree.setdefault(key, {})
+def _reject_unknown(tree: Tree, names: Sequence[str]) -> None:
+    problems = []
+
+    def visit(value: Any, path: Path) -> None:
+        annotation = annotation_at(RunSettings, path)
+        if annotation is None:
+            problems.append(unknown_key(path, known_keys(path[:-1]), _variable(names, path)))
+        elif isinstance(value, dict) and annotation is not Any and not is_open(annotation):
+            for key, below in value.items():
+                visit(below, (*path, key))
+
+    visit(tree, ())
+    if problems:
+        raise SettingsError(problems)
+
+
+def _assign(tree: Tree, path: tuple[str, ...], text: str) -> None:
+    """Put the text of an option where it belongs."""
     annotation = annotation_at(RunSettings, path)
     parse = annotation is Any or (annotation is not None and is_structured(annotation))
+    for key in path[:-1]:
+        if not isinstance(tree.setdefault(key, {}), dict):
+            tree[key] = {}
+        tree = tree[key]
     tree[path[-1]] = parse_value(text) if parse else text
+
+
+def _holds(tree: Any, path: Path) -> bool:
+    for key in path:
+        tree = child(tree, key)
+    return tree is not MISSING
+
+
+def _file(file: FilePath, path: Path) -> str:
+    return str(file)
+
+
+def _variable(names: Sequence[str], path: Path) -> str:
+    """The variable that set a path: the one of its longest beginning."""
+    spelled = [(PREFIX + DELIMITER.join(map(str, path[:n]))).upper() for n in range(len(path), 0, -1)]
+    by_upper = {name.upper(): name for name in names}
+    return next((by_upper[name] for name in spelled if name in by_upper), spelled[0])
+
+
+def _option(options: Options, skip: int, path: Path) -> str:
+    given = {option for option, _ in options}
+    length = next((n for n in range(len(path), 0, -1) if path[:n] in given), len(path))
+    return "--" + ".".join(map(str, path[skip:length]))

@@ -1,31 +1,87 @@
 """Settings back into TOML, without secrets."""
 
-from pathlib import PurePath
+from collections.abc import Iterator
+from pathlib import Path, PurePath
 from typing import Any
 
 import tomli_w
 from pydantic import SecretStr
 
-from .base import Table
+from .base import OFF, Table
+from .run import RunSettings
 
-
-def plain(value: Any) -> Any:
-    """Tables, paths and tuples as what TOML has; unset values and secrets are left out."""
-    if isinstance(value, Table):
-        value = {name: getattr(value, name) for name in type(value).model_fields}
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items() if v is not None and not isinstance(v, SecretStr)}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, PurePath):
-        return value.as_posix()
-    return value
+PREFIX = "KEPTSET_"
+DELIMITER = "__"
 
 
 def to_toml(settings: Table, table: str | None = None) -> str:
-    """TOML that loads to equal settings (but for secrets, which are left out).
+    """TOML that loads to equal settings, but for secrets: those are left out and a comment says so.
 
     With `table`, everything is put below that table: `to_toml(run.inference, "inference")`.
     """
-    content = plain(settings)
-    return tomli_w.dumps({table: content} if table else content, multiline_strings=False)
+    comments = [
+        f"# {'.'.join(path)} is set but never written; give it as {variable(path)}\n"
+        for path, _ in secrets(settings, table)
+    ]
+    content = to_plain(settings)
+    return "".join(comments) + tomli_w.dumps({table: content} if table else content)
+
+
+def write_service_configs(run: RunSettings, directory: Path) -> list[Path]:
+    """Write inference-0.toml, orchestrator.toml and trainer.toml of a resolved run; returns their paths.
+
+    Secrets are left out: they travel as environment variables, see `service_environment`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for table, name in (("inference", "inference-0"), ("orchestrator",) * 2, ("trainer",) * 2):
+        path = directory / f"{name}.toml"
+        path.write_text(to_toml(getattr(run, table), table), encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def service_environment(run: RunSettings, service: str) -> dict[str, str]:
+    """The secrets of one service's settings as environment variables, to go with its written file.
+
+    Whoever starts the service should keep other KEPTSET_ variables from it: they win over its file, and were
+    taken into account when the run was resolved.
+    """
+    found = secrets(getattr(run, service), service)
+    return {variable(path): secret.get_secret_value() for path, secret in found}
+
+
+def secrets(settings: Table, table: str | None = None) -> Iterator[tuple[tuple[str, ...], SecretStr]]:
+    """The secrets that are set, with their paths."""
+    root = (table,) if table else ()
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, SecretStr):
+            yield (*root, name), value
+        elif isinstance(value, Table):
+            yield from (((*root, *path), secret) for path, secret in secrets(value, name))
+
+
+def variable(path: tuple[str, ...]) -> str:
+    """The environment variable of a setting: KEPTSET_INFERENCE__PORT for inference.port."""
+    return PREFIX + DELIMITER.join(path).upper()
+
+
+def to_plain(value: Any) -> Any:
+    """Tables, paths and tuples as what TOML has; what is unset or empty by default is left out."""
+    if isinstance(value, Table):
+        content = {}
+        for name, field in type(value).model_fields.items():
+            plain = to_plain(getattr(value, name))
+            if plain is None and OFF in field.metadata:
+                plain = "off"
+            if plain is not None and plain != {}:
+                content[name] = plain
+        return content
+    if isinstance(value, SecretStr):
+        return None
+    if isinstance(value, dict):
+        return {key: to_plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value.as_posix() if isinstance(value, PurePath) else value

@@ -1,11 +1,11 @@
 """`[trainer]`: ingest, model, loss, optimiser, weights."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from .base import Table
+from .base import OFF, Table, require_order
 
 
 class ClippedRatioLoss(Table):
@@ -35,6 +35,11 @@ class SequenceProductLoss(Table):
     high: float = Field(default=2.0, gt=0)
     """A sequence whose product of ratios is higher is rejected."""
 
+    @model_validator(mode="after")
+    def _band(self) -> Self:
+        require_order(self.low, "low", self.high, "high", strict=True)
+        return self
+
 
 class GeometricMeanLoss(Table):
     """Token-level ratio; sequences whose geometric-mean ratio leaves the band are rejected."""
@@ -45,6 +50,11 @@ class GeometricMeanLoss(Table):
     high: float = Field(default=1.01, gt=0)
     """A sequence whose geometric-mean ratio is higher is rejected."""
 
+    @model_validator(mode="after")
+    def _band(self) -> Self:
+        require_order(self.low, "low", self.high, "high", strict=True)
+        return self
+
 
 Loss = Annotated[
     ClippedRatioLoss | TruncatedWeightLoss | SequenceProductLoss | GeometricMeanLoss,
@@ -52,12 +62,15 @@ Loss = Annotated[
 ]
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerSettings(Table):
     """AdamW."""
 
     lr: float = Field(default=1e-6, gt=0)
     """Learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay rates of the two moments."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
@@ -74,8 +87,8 @@ class TrainerSettings(Table):
     host: str = "127.0.0.1"
     """Address of the ingest API."""
 
-    port: int = Field(default=8001, ge=1, le=65535)
-    """Port of the ingest API."""
+    port: int = Field(default=8001, ge=0, le=65535)
+    """Port of the ingest API; 0 lets `keptset run` choose a free one."""
 
     output_dir: Path | None = None
     """Where the spool, step results and checkpoints go. A run takes runs/<name>/trainer."""
@@ -86,14 +99,17 @@ class TrainerSettings(Table):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes CUDA if there is one."""
 
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the weights while training; auto is float32 on a CPU and as the model is stored on CUDA."""
+
     seed: int = 0
     """Seed of everything random in the trainer."""
 
     row_tokens: int = Field(default=2048, ge=1)
     """Tokens of one packed row; a micro-batch is one row. No sequence may be longer."""
 
-    entropy: Annotated[float, Field(gt=0, lt=1)] | Literal["full"] | None = "full"
-    """The entropy diagnostic: over every position, a share of them, or off."""
+    entropy: Annotated[Annotated[float, Field(gt=0, lt=1)] | Literal["full"] | None, OFF] = "full"
+    """The entropy diagnostic: over every position ("full"), a share of them, or "off"."""
 
     max_batch_bytes: int = Field(default=1 << 30, ge=1)
     """The largest batch that ingest accepts."""
