@@ -1,0 +1,19 @@
+"""`keptset-trainer [serve] --config FILE ...` and `keptset-trainer warm-start --directory DIR ...`."""
+
+import sys
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of the command; leaves the process with its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["warm-start"]:
+        from .warm_start.command import warm_start  # torch: only here, never in the ingest process
+
+        sys.exit(warm_start(arguments[1:]))
+    from .serve import serve
+
+    sys.exit(serve(arguments[1:] if arguments[:1] == ["serve"] else arguments))
+
+
+if __name__ == "__main__":
+    main()

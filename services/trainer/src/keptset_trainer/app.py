@@ -1,0 +1,221 @@
+"""The trainer's HTTP API: takes batches in, gives results out. Knows files only, never torch."""
+
+import asyncio
+import errno
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from kept_tokens import KeptTokensError
+from kept_tokens.messages import StepResult, TrainingBatch, check_batch, decode, encode
+
+from . import __version__
+from .child import TrainingLoop
+from .durable import TEMPORARY
+from .prometheus import registry_of
+from .spool import Spool, StepConflict
+
+POLL_SECONDS = 0.02
+MESSAGEPACK = "application/msgpack"
+
+
+class Refusal(Exception):
+    """Ends a request with an error answer: {"error": {message, type, code}} and what else is told."""
+
+    def __init__(self, code: int, kind: str, message: str, **told: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.body = {"error": {"message": message, "type": kind, "code": code}, **told}
+
+
+def build_app(
+    spool: Spool,
+    loop: TrainingLoop,
+    *,
+    model: str,
+    row_tokens: int,
+    max_batch_bytes: int,
+    unsafe_ignore_kept_tokens: bool,
+) -> FastAPI:
+    """The application over one output directory and one training loop."""
+    app = FastAPI(title="keptset trainer", version=__version__)
+    accepting = asyncio.Lock()
+    registry = registry_of(spool)
+
+    @app.exception_handler(Refusal)
+    async def refuse(request: Request, refusal: Refusal) -> JSONResponse:
+        return JSONResponse(refusal.body, refusal.code)
+
+    @app.exception_handler(RequestValidationError)
+    async def explain(request: Request, invalid: RequestValidationError) -> JSONResponse:
+        first = invalid.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return JSONResponse(Refusal(422, "invalid_request", f"{place}: {first['msg']}").body, 422)
+
+    @app.put("/keptset/v1/steps/{step}")
+    async def put_step(step: int, request: Request) -> Response:
+        vocab_size = ready_loop(loop)["vocab_size"]
+        incoming = spool.folders.spool / f"{TEMPORARY}incoming-{time.monotonic_ns()}"
+        try:
+            await receive(request, incoming, max_batch_bytes)
+            content_hash = await asyncio.to_thread(check, incoming, step, vocab_size, row_tokens)
+            async with accepting:
+                is_new = await asyncio.to_thread(spool.accept, incoming, step, content_hash)
+        except StepConflict as conflict:
+            there = spool.hashes.get(step)
+            raise Refusal(
+                409,
+                "step_conflict",
+                str(conflict),
+                step=step,
+                content_hash=None if there is None else there.hex(),
+                next_step=spool.next_step,
+            ) from None
+        except OSError as failure:
+            raise Refusal(507, "spool_failed", spool_failure(failure, spool.folders.spool)) from failure
+        finally:
+            incoming.unlink(missing_ok=True)
+        answer = {"step": step, "content_hash": content_hash.hex(), "state": state_of(spool, loop, step)}
+        return JSONResponse(answer, 202 if is_new else 200)
+
+    @app.get("/keptset/v1/steps/{step}")
+    async def get_step(step: int, request: Request, wait: float = Query(0.0, ge=0, le=3600)) -> Response:
+        if step not in spool.hashes:
+            raise Refusal(
+                404, "unknown_step", f"step {step} was never accepted; the next step is {spool.next_step}"
+            )
+        deadline = time.monotonic() + wait
+        while (result := spool.result(step)) is None:
+            if (reason := loop.failure()) is not None:
+                raise Refusal(503, "loop_failed", f"step {step} was accepted but not trained: {reason}")
+            if time.monotonic() >= deadline or loop.stopping:
+                return JSONResponse({"step": step, "state": state_of(spool, loop, step)}, 202)
+            await asyncio.sleep(POLL_SECONDS)
+        answer = StepResult(step, result["weight_version"], result["metrics"])
+        if MESSAGEPACK in request.headers.get("accept", ""):
+            return Response(encode(answer), media_type=MESSAGEPACK)
+        return JSONResponse(
+            {"step": answer.step, "weight_version": answer.weight_version, "metrics": answer.metrics}
+        )
+
+    @app.get("/keptset/v1/status")
+    async def status() -> dict[str, Any]:
+        trained = spool.look_for_results()
+        return {
+            "service": "trainer",
+            "version": __version__,
+            "next_step": spool.next_step,
+            "trained_step": trained,
+            "weight_version": trained,
+            "vocab_size": (loop.state() or {}).get("vocab_size"),
+            "row_tokens": row_tokens,
+            "model": model,
+            "unsafe_ignore_kept_tokens": unsafe_ignore_kept_tokens,
+        }
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        ready_loop(loop)
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def ready_loop(loop: TrainingLoop) -> dict[str, Any]:
+    """State of the loop, which is alive and has its model; otherwise the request ends with 503."""
+    if (reason := loop.failure()) is not None:
+        raise Refusal(503, "loop_failed", reason)
+    if loop.stopping:
+        raise Refusal(503, "stopping", "the trainer is stopping")
+    if (state := loop.state()) is None:
+        raise Refusal(503, "starting", "the training loop is loading its model")
+    return state
+
+
+def state_of(spool: Spool, loop: TrainingLoop, step: int) -> str:
+    if step <= spool.look_for_results():
+        return "trained"
+    return "training" if (loop.state() or {}).get("training") == step else "queued"
+
+
+async def receive(request: Request, incoming: Path, max_bytes: int) -> None:
+    """Stream the body into the file `incoming`, at most `max_bytes` of it.
+
+    Raises:
+        Refusal: 413.
+        OSError: the disk did not take it.
+    """
+    too_large = Refusal(
+        413,
+        "batch_too_large",
+        f"the batch is larger than trainer.max_batch_bytes = {max_bytes}; send fewer rollouts a step "
+        "(orchestrator.train.prompts_per_step, group_size) or raise the bound",
+    )
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > max_bytes:
+        raise too_large
+    received = 0
+    stream: AsyncIterator[bytes] = request.stream()
+    with incoming.open("wb") as file:
+        async for chunk in stream:
+            received += len(chunk)
+            if received > max_bytes:
+                raise too_large
+            await asyncio.to_thread(file.write, chunk)
+        await asyncio.to_thread(file.flush)
+
+
+def check(path: Path, step: int, vocab_size: int, row_tokens: int) -> bytes:
+    """Decode the batch in `path` and check all of it; its content hash. Anything wrong is a 422."""
+    try:
+        batch = decode(path.read_bytes(), TrainingBatch)
+        if batch.step != step:
+            raise ValueError(f"the batch says step {batch.step}, the address says {step}")
+        check_batch(batch, vocab_size)
+        check_trainable(batch, row_tokens)
+    except ValueError as error:
+        raise Refusal(422, "invalid_batch", str(error), step=step) from None
+    return batch.content_hash
+
+
+def check_trainable(batch: TrainingBatch, row_tokens: int) -> None:
+    """What the training loop needs of a batch beyond the wire format.
+
+    Raises:
+        KeptTokensError: a sequence that fits no row, or a batch with no token to train on.
+    """
+    for index, sample in enumerate(batch.samples):
+        if sample.num_tokens > row_tokens:
+            raise KeptTokensError(
+                "token_ids",
+                f"has {sample.num_tokens} tokens, but a packed row holds trainer.row_tokens = {row_tokens}; "
+                "raise that, or lower max_tokens",
+                position=row_tokens,
+                sample_id=sample.sample_id,
+                sample_index=index,
+            )
+    if not any(1 in sample.loss_mask for sample in batch.samples):
+        raise KeptTokensError(
+            "loss_mask",
+            f"is 0 on every token of all {len(batch.samples)} samples; there is nothing to train on",
+        )
+
+
+def spool_failure(failure: OSError, folder: Path) -> str:
+    full = failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    cause = "the disk is full" if full else (os.strerror(failure.errno) if failure.errno else str(failure))
+    return (
+        f"the batch was not accepted, {cause} ({folder}); free some space or move trainer.output_dir, "
+        "then send the batch again"
+    )

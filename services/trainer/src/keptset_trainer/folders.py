@@ -1,0 +1,71 @@
+"""Where everything is under `trainer.output_dir` and `trainer.weights_dir`.
+
+The ingest process writes `spool/` and `settings.json`, the training loop all the rest:
+
+    spool/step-000001.msgpack     an accepted batch, as it came
+    results/step-000001.json      what the step gave; kept for ever
+    checkpoints/step-000001/      model, optimiser and result after the step; the last two
+    loop.json                     what the living loop is doing
+    lock                          held by both processes, so that two trainers never share a directory
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Paths of one trainer's files."""
+
+    output: Path
+    weights: Path
+
+    @property
+    def spool(self) -> Path:
+        return self.output / "spool"
+
+    @property
+    def results(self) -> Path:
+        return self.output / "results"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.output / "checkpoints"
+
+    @property
+    def settings(self) -> Path:
+        return self.output / "settings.json"
+
+    @property
+    def loop_state(self) -> Path:
+        return self.output / "loop.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.output / "lock"
+
+    def batch(self, step: int) -> Path:
+        return self.spool / f"step-{step:06d}.msgpack"
+
+    def result(self, step: int) -> Path:
+        return self.results / f"step-{step:06d}.json"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:06d}"
+
+    def version(self, version: int) -> Path:
+        return self.weights / f"v{version:06d}"
+
+    def create(self) -> None:
+        for folder in (self.spool, self.results, self.checkpoints, self.weights):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+def numbered(folder: Path, prefix: str) -> dict[int, Path]:
+    """Number -> path of the entries of `folder` called `<prefix><number>[.suffix]`, ascending."""
+    entries = {}
+    for path in folder.glob(f"{prefix}*"):
+        digits = path.name.removeprefix(prefix).split(".")[0]
+        if digits.isdecimal():
+            entries[int(digits)] = path
+    return dict(sorted(entries.items()))

@@ -1,0 +1,119 @@
+"""`keptset-trainer`: the ingest process. Starts the training loop, serves the API, ends when either ends."""
+
+import fcntl
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+import uvicorn
+
+from keptset_settings import load_service
+
+from .app import build_app
+from .child import TrainingLoop
+from .durable import sweep, write_file
+from .folders import Folders
+from .spool import Spool
+
+STOP_PATIENCE = 60.0
+"""Seconds that the loop gets to leave its step before it is killed."""
+LOCK_PATIENCE = 30.0
+"""Seconds to wait for the loop of a trainer that was killed a moment ago."""
+
+
+def serve(argv: list[str]) -> int:
+    """Run until SIGTERM or SIGINT (0) or until the training loop dies (1)."""
+    settings = load_service("trainer", argv)
+    for name in ("model", "output_dir", "weights_dir"):
+        if getattr(settings, name) is None:
+            print(
+                f"trainer.{name} is not set: give --{name} or set it in the config (a run fills it in)",
+                file=sys.stderr,
+            )
+            return 2
+    folders = Folders(Path(settings.output_dir), Path(settings.weights_dir))
+    try:
+        folders.create()
+        lock = take_lock(folders)
+        for folder in (folders.spool, folders.results, folders.output):
+            sweep(folder)
+        spool = Spool(folders)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    write_file(folders.settings, settings.model_dump_json(indent=1).encode())
+    loop = TrainingLoop(folders, lock.fileno())
+    app = build_app(
+        spool,
+        loop,
+        model=settings.model,
+        row_tokens=settings.row_tokens,
+        max_batch_bytes=settings.max_batch_bytes,
+        unsafe_ignore_kept_tokens=settings.unsafe_ignore_kept_tokens,
+    )
+    server = IngestServer(
+        uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            timeout_graceful_shutdown=5,
+        ),
+        loop,
+    )
+    # uvicorn sends itself the signal that ended it once more; by then there is nothing left to do
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    threading.Thread(target=server.watch, name="watch-loop", daemon=True).start()
+    try:
+        server.run()
+    finally:
+        failure = loop.failure()
+        loop.stop(STOP_PATIENCE)
+    if failure is not None:
+        print(f"{failure}\nlast lines of the training loop:", file=sys.stderr)
+        for line in loop.lines:
+            print(f"  {line}", file=sys.stderr)
+        return 1
+    return 0 if server.started else 1
+
+
+class IngestServer(uvicorn.Server):
+    """Ends with the training loop, and lets waiting requests go when it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, loop: TrainingLoop) -> None:
+        super().__init__(config)
+        self.loop = loop
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        self.loop.stopping = self.loop.process.poll() is None
+        super().handle_exit(sig, frame)
+
+    def watch(self) -> None:
+        """Waits for the child in a thread of its own."""
+        self.loop.process.wait()
+        self.should_exit = True
+
+
+def take_lock(folders: Folders) -> IO[bytes]:
+    """The lock of the output directory, which the training loop inherits.
+
+    Raises:
+        ValueError: another trainer has held it for LOCK_PATIENCE seconds.
+    """
+    lock = folders.lock.open("wb")
+    deadline = time.monotonic() + LOCK_PATIENCE
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    f"trainer.output_dir {folders.output}: waited {LOCK_PATIENCE:.0f} s for another trainer "
+                    "that uses it; stop that one or choose another directory"
+                ) from None
+            time.sleep(0.1)

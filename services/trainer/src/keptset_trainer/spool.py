@@ -1,0 +1,83 @@
+"""What the ingest process knows of the steps: accepted batches on disk and the results of the loop."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from kept_tokens.messages import TrainingBatch, decode
+
+from .durable import fsync_path
+from .folders import Folders, numbered
+
+
+class StepConflict(ValueError):
+    """A batch that cannot be accepted beside what is there."""
+
+
+class Spool:
+    """Accepted steps 1 ... next_step - 1, without gaps. Not thread-safe: one process, one task at a time."""
+
+    def __init__(self, folders: Folders) -> None:
+        self.folders = folders
+        self.hashes: dict[int, bytes] = {}
+        for step, path in numbered(folders.results, "step-").items():
+            self.hashes[step] = bytes.fromhex(json.loads(path.read_bytes())["content_hash"])
+        for step, path in numbered(folders.spool, "step-").items():
+            if step not in self.hashes:
+                self.hashes[step] = decode(path.read_bytes(), TrainingBatch).content_hash
+        if sorted(self.hashes) != list(range(1, len(self.hashes) + 1)):
+            raise ValueError(
+                f"{folders.output}: steps {sorted(self.hashes)} are there, not 1, 2, 3 ... without a gap; "
+                "put back the missing files of spool/ or results/, or choose another trainer.output_dir"
+            )
+        self.trained_step = 0
+        self.look_for_results()
+
+    @property
+    def next_step(self) -> int:
+        """The first step that has not been accepted yet."""
+        return len(self.hashes) + 1
+
+    def look_for_results(self) -> int:
+        """Number of the last trained step."""
+        while self.folders.result(self.trained_step + 1).exists():
+            self.trained_step += 1
+        return self.trained_step
+
+    def accept(self, incoming: Path, step: int, content_hash: bytes) -> bool:
+        """Take a checked batch in: True if it is new, False if it was there already.
+
+        `incoming` is a file beside the spool's that holds the encoded batch. It is on the disk under its
+        final name when this returns True, and left alone otherwise.
+
+        Raises:
+            StepConflict: the step is there with other content, or is not the next one.
+            OSError: the disk did not take it; nothing was accepted.
+        """
+        if step in self.hashes:
+            if self.hashes[step] == content_hash:
+                return False
+            raise StepConflict(
+                f"step {step} was accepted with content {self.hashes[step].hex()}, this batch has content "
+                f"{content_hash.hex()}; the accepted batch wins: ask for its result with GET"
+            )
+        if step != self.next_step:
+            raise StepConflict(f"step {step} is out of order: the next step is {self.next_step}")
+        fsync_path(incoming)
+        final = self.folders.batch(step)
+        os.rename(incoming, final)
+        try:
+            fsync_path(final.parent)
+        except OSError:
+            os.rename(final, incoming)
+            raise
+        self.hashes[step] = content_hash
+        return True
+
+    def result(self, step: int) -> dict[str, Any] | None:
+        """What the loop wrote after `step`, or None before."""
+        try:
+            return json.loads(self.folders.result(step).read_bytes())
+        except FileNotFoundError:
+            return None

@@ -1,0 +1,180 @@
+"""The training recipe, top to bottom. Runs in the loop process (see `loop`).
+
+Reads batches from files and leaves checkpoints, weights and results as files (see `folders`). The order
+checkpoint -> weights -> result makes every moment a safe one to be killed at: what is missing is made up at
+the next start from what is there.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kept_tokens.messages import TrainingBatch, check_batch, decode
+from keptset_settings import TrainerSettings
+
+from . import checkpoint, weights
+from .durable import sweep, write_json
+from .folders import Folders, numbered
+from .losses import loss_function
+from .model import load_policy
+from .train_step import Abandoned, train_step
+
+POLL_SECONDS = 0.02
+
+
+def train(settings: TrainerSettings, parent: int) -> None:
+    """Train until told to stop."""
+    folders = Folders(Path(settings.output_dir), Path(settings.weights_dir))
+    for folder in (folders.checkpoints, folders.weights):
+        sweep(folder)
+
+    # where we are: the newest checkpoint, or the model of the settings
+    start = checkpoint.newest(folders)
+    record = first_record(settings, folders) if start is None else checkpoint.record_of(start)
+    check_same_run(record, settings, start)
+    device = torch.device(pick_device(settings.device))
+    policy = load_policy(str(start or settings.model), device, settings.dtype)
+    optimizer = torch.optim.AdamW(
+        policy.model.parameters(),
+        lr=settings.optimizer.lr,
+        betas=settings.optimizer.betas,
+        eps=settings.optimizer.eps,
+        weight_decay=settings.optimizer.weight_decay,
+    )
+    loss = loss_function(settings.loss)
+    tokenizer_from = start or checkpoint.directory_of(settings.model)
+    if start is None:
+        start = folders.checkpoint(0)
+        checkpoint.save(start, policy.model, optimizer, tokenizer_from, record)
+        tokenizer_from = start
+    else:
+        checkpoint.restore_optimizer(start, policy.model, optimizer)
+    finish(folders, start, record, settings.keep_weights)  # what a killed process may have left undone
+    log(f"{type(policy.model).__name__} with {policy.vocab_size} ids on {device}, at step {record['step']}")
+
+    told_to_stop = stop_on_sigterm()
+    while not told_to_stop():
+        step = record["step"] + 1
+        say(folders, policy.vocab_size, training=None)
+        batch = wait_for_batch(folders.batch(step), step, parent, told_to_stop)
+        if batch is None:
+            break
+        say(folders, policy.vocab_size, training=step)
+        began = time.monotonic()
+        check_batch(batch, policy.vocab_size)
+        torch.manual_seed(settings.seed + step)  # the same step again is the same step
+        try:
+            metrics, grad_norm = train_step(
+                policy,
+                optimizer,
+                batch.samples,
+                loss,
+                row_tokens=settings.row_tokens,
+                max_grad_norm=settings.optimizer.max_grad_norm,
+                entropy=settings.entropy,
+                ignore_masks=settings.unsafe_ignore_kept_tokens,
+                told_to_stop=told_to_stop,
+            )
+        except Abandoned:
+            log(f"told to stop, step {step} abandoned; it is trained after the next start")
+            break
+        result = metrics.result(
+            grad_norm=grad_norm,
+            lr=settings.optimizer.lr,
+            seconds=time.monotonic() - began,
+            ignored_masks=settings.unsafe_ignore_kept_tokens,
+        )
+        record = {
+            "step": step,
+            "content_hash": batch.content_hash.hex(),
+            "metrics": result,
+            "model": settings.model,
+        }
+        checkpoint.save(folders.checkpoint(step), policy.model, optimizer, tokenizer_from, record)
+        finish(folders, folders.checkpoint(step), record, settings.keep_weights)
+        tokenizer_from = folders.checkpoint(step)
+        log(f"step {step}: loss {result['loss']:.4g}, mismatch KL {result['mismatch_kl/mean']:.2g}")
+
+
+def finish(folders: Folders, saved: Path, record: dict[str, Any], keep_weights: int) -> None:
+    """Everything that follows a checkpoint; done again after a restart it changes nothing."""
+    step = record["step"]
+    weights.publish(saved, folders, step)
+    if step > 0 and not folders.result(step).exists():
+        write_json(
+            folders.result(step),
+            {
+                "step": step,
+                "weight_version": step,
+                "content_hash": record["content_hash"],
+                "metrics": record["metrics"],
+            },
+        )
+    weights.keep_newest(folders, keep_weights)
+    checkpoint.keep_newest(folders)
+
+
+def first_record(settings: TrainerSettings, folders: Folders) -> dict[str, Any]:
+    """Of a run that has not begun: nothing of another run may be in its directories."""
+    for folder, name, there in (
+        (folders.weights, "weights_dir", numbered(folders.weights, "v")),
+        (folders.results, "output_dir", numbered(folders.results, "step-")),
+    ):
+        if there:
+            raise ValueError(
+                f"{folder} holds {max(there)} and earlier of another run, but {folders.checkpoints} holds no "
+                f"checkpoint to go on from; choose another trainer.{name} or put the checkpoint back"
+            )
+    return {"step": 0, "content_hash": None, "metrics": {}, "model": settings.model}
+
+
+def check_same_run(record: dict[str, Any], settings: TrainerSettings, start: Path | None) -> None:
+    """A directory belongs to one model, and no published version is newer than the checkpoint."""
+    if record["model"] != settings.model:
+        raise ValueError(
+            f"{start} was trained from trainer.model {record['model']!r}, not from {settings.model!r}; "
+            "choose another trainer.output_dir and weights_dir, or set the model back"
+        )
+    published = max(numbered(Path(settings.weights_dir), "v"), default=0)
+    if published > record["step"]:
+        raise ValueError(
+            f"{settings.weights_dir} holds version {published}, but the newest checkpoint is {start}; "
+            "put back the newer checkpoint, or choose another trainer.output_dir and weights_dir"
+        )
+
+
+def wait_for_batch(path: Path, step: int, parent: int, told_to_stop: Any) -> TrainingBatch | None:
+    """The batch of `step` when it is there; None if told to stop before."""
+    while not path.exists():
+        if told_to_stop():
+            return None
+        if os.getppid() != parent:
+            raise SystemExit(f"the ingest process {parent} is gone")
+        time.sleep(POLL_SECONDS)
+    batch = decode(path.read_bytes(), TrainingBatch)
+    assert batch.step == step, f"{path} says step {batch.step}"
+    return batch
+
+
+def say(folders: Folders, vocab_size: int, training: int | None) -> None:
+    """Tell the ingest process what is going on."""
+    write_json(folders.loop_state, {"pid": os.getpid(), "vocab_size": vocab_size, "training": training})
+
+
+def log(text: str) -> None:
+    print(f"trainer: {text}", flush=True)
+
+
+def pick_device(name: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def stop_on_sigterm() -> Any:
+    """From here on SIGTERM is a question that the loop answers; before, it just ends the process."""
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    return lambda: bool(asked)
