@@ -1,1 +1,7 @@
 """Logprobs renormalised over the kept set of truncated sampling, without the vocabulary."""
+
+from .api import kept_logprobs
+from .dense import dense_kept_logprobs
+from .types import KeptLogprobs, KeptSet
+
+__all__ = ["KeptLogprobs", "KeptSet", "dense_kept_logprobs", "kept_logprobs"]

@@ -1,0 +1,48 @@
+"""The repository's vectors, computed outside this package in float64."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kept_loss import KeptSet, dense_kept_logprobs, kept_logprobs
+
+VECTORS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[3] / "tests" / "vectors" / "kept_logprob.json").read_text()
+)
+
+
+@pytest.mark.parametrize("function", [kept_logprobs, dense_kept_logprobs])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("entry", VECTORS, ids=["moderate", "large"])
+def test_vectors(
+    entry: dict[str, Any],
+    dtype: torch.dtype,
+    function: Callable[..., Any],
+    error_of: Callable[..., float],
+    tolerance: float,
+) -> None:
+    want = {
+        name: torch.tensor(entry[name], dtype=torch.float64)
+        for name in entry
+        if name not in ("kept", "labels")
+    }
+    hidden = want["hidden"].to(dtype).requires_grad_()
+    weight = want["weight"].to(dtype).requires_grad_()
+    temperature = want["temperature"].to(dtype)
+    got = function(
+        hidden, weight, torch.tensor(entry["labels"]), KeptSet.from_rows(entry["kept"]), temperature
+    )
+    got.logprobs.backward(want["grad_logprob"].to(dtype))
+    assert hidden.grad is not None
+    assert weight.grad is not None
+
+    scale = max(1.0, (want["hidden"] @ want["weight"].T / want["temperature"][:, None]).abs().max().item())
+    bound = 1e-14 if dtype == torch.float64 else tolerance
+    assert error_of(got.logprobs, want["logprob"]) <= bound * scale
+    assert error_of(got.entropy, want["entropy_full_vocabulary"]) <= bound * scale
+    for name, grad in (("grad_hidden", hidden.grad), ("grad_weight", weight.grad)):
+        assert error_of(grad, want[name]) <= bound * scale * want[name].abs().max().item()
