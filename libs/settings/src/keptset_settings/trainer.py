@@ -12,6 +12,7 @@ class ClippedRatioLoss(Table):
     """Token-level clipped importance ratio: PPO, arXiv 1707.06347 eq. 7, with asymmetric bounds."""
 
     kind: Literal["clipped_ratio"] = "clipped_ratio"
+    """Which objective."""
     clip_low: float = Field(default=0.2, ge=0, lt=1)
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: float = Field(default=0.2, ge=0)
@@ -22,6 +23,7 @@ class TruncatedWeightLoss(Table):
     """Token-level importance weight, detached and truncated at a bound (TIS)."""
 
     kind: Literal["truncated_weight"] = "truncated_weight"
+    """Which objective."""
     max_weight: float = Field(default=2.0, gt=0)
     """Upper bound of the weight."""
 
@@ -30,6 +32,7 @@ class SequenceProductLoss(Table):
     """Sequence-product importance weight; sequences outside the band are rejected."""
 
     kind: Literal["sequence_product"] = "sequence_product"
+    """Which objective."""
     low: float = Field(default=0.5, ge=0)
     """A sequence whose product of ratios is lower is rejected."""
     high: float = Field(default=2.0, gt=0)
@@ -45,6 +48,7 @@ class GeometricMeanLoss(Table):
     """Token-level ratio; sequences whose geometric-mean ratio leaves the band are rejected."""
 
     kind: Literal["geometric_mean"] = "geometric_mean"
+    """Which objective."""
     low: float = Field(default=0.99, ge=0)
     """A sequence whose geometric-mean ratio is lower is rejected."""
     high: float = Field(default=1.01, gt=0)
