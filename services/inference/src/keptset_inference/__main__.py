@@ -1,0 +1,54 @@
+"""`keptset-inference --config FILE.toml [--dry-run] [--key value ...]`."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from keptset_settings import InferenceSettings, load_service
+
+from .environment import prepare_environment
+from .errors import StartError
+from .orphans import watch_over_children
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the server; exits with 0 when it was asked to stop, 1 when it could not start or its engine
+    died.
+    """
+    sys.exit(run(load_service("inference", list(argv) if argv is not None else None)))
+
+
+def run(settings: InferenceSettings) -> int:
+    """The exit code of one server."""
+    try:
+        if settings.enable_return_sampling_mask and settings.capture == "native":
+            raise StartError("inference.capture = 'native' is not yet in this version: set 'v1' or 'auto'")
+        prepare_environment(settings)
+        watch_over_children()
+        return asyncio.run(_serve(settings))
+    except StartError as error:
+        print(f"keptset-inference: {error}", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"keptset-inference: stopped ({error or 'interrupted'})", file=sys.stderr)
+        return 130
+    except Exception as error:
+        logging.getLogger("vllm.keptset").debug("start failed", exc_info=True)
+        print(f"keptset-inference: cannot start: {_first_line(error)}", file=sys.stderr)
+    return 1
+
+
+async def _serve(settings: InferenceSettings) -> int:
+    from .server import serve  # vllm is imported after the environment is prepared
+
+    await serve(settings)
+    return 0
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or repr(error)
+    return " ".join(text.split())[:1000]
+
+
+if __name__ == "__main__":
+    main()

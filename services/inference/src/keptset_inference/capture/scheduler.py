@@ -1,0 +1,65 @@
+"""Our schedulers: vLLM's, which move the kept sets into vLLM's own sampling-mask channel.
+
+The scheduler is the place where a row of the batch becomes a request again. From here on the sets travel as
+vLLM's native masks do: `EngineCoreOutput.new_sampling_mask`.
+"""
+
+from typing import Any
+
+import numpy as np
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+
+from .columns import split_columns
+from .flag import is_marked
+
+logger = init_logger("vllm.keptset.scheduler")
+
+
+class _WithKeptSets:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Not ModelConfig's switch: that one wants the V2 runner, and a top_k of every single request.
+        self.return_sampling_mask = True
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> Any:
+        wants = {
+            request_id
+            for request_id in scheduler_output.num_scheduled_tokens
+            if (request := self.requests.get(request_id)) is not None and is_marked(request.sampling_params)
+        }
+        move_columns(model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for client in outputs.values():
+            for output in client.outputs:
+                if output.request_id not in wants:
+                    output.new_sampling_mask = None  # vLLM cut an empty one for every row of the step
+        return outputs
+
+
+def move_columns(output: ModelRunnerOutput) -> None:
+    """From the columns behind the logprobs' ids to `sampling_masks`; in place.
+
+    A row whose set is wrong gets an empty one, which makes its request fail where the answer is built: no
+    other request of the batch suffers.
+    """
+    if output.logprobs is None:
+        output.sampling_masks = None
+        return
+    sampled = np.array([ids[0] if ids else -1 for ids in output.sampled_token_ids], np.int64)
+    output.logprobs, output.sampling_masks, problems = split_columns(output.logprobs, sampled)
+    for problem in problems:
+        logger.error("kept sets: %s; the request fails", problem)
+
+
+class KeptScheduler(_WithKeptSets, Scheduler):
+    """For synchronous scheduling."""
+
+
+class KeptAsyncScheduler(_WithKeptSets, AsyncScheduler):
+    """For asynchronous scheduling."""

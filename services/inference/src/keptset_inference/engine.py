@@ -1,0 +1,44 @@
+"""The engine: started in this process, proven, and shut down with everything that it started."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from kept_tokens.versions import BASE
+
+from .arguments import resolved_config
+from .capture.csr import keep_csr
+from .proof import prove_capture
+
+
+@asynccontextmanager
+async def running_engine(arguments: AsyncEngineArgs, *, capture: bool) -> AsyncIterator[AsyncLLM]:
+    """Start vLLM's engine and, with capture, prove it; shut it down at the end, whatever happened.
+
+    Raises:
+        StartError: see `arguments` and `proof`.
+    """
+    config = resolved_config(arguments, capture=capture)
+    if capture:
+        keep_csr()
+    engine = AsyncLLM.from_vllm_config(
+        config,
+        usage_context=UsageContext.OPENAI_API_SERVER,
+        enable_log_requests=arguments.enable_log_requests,
+        aggregate_engine_logging=arguments.aggregate_engine_logging,
+        disable_log_stats=arguments.disable_log_stats,
+    )
+    try:
+        await engine.reset_mm_cache()  # what warmed it up is no request of anybody's
+        if capture:
+            await prove_capture(engine)
+        await engine.update_weight_version(BASE)
+        yield engine
+    finally:
+        engine.shutdown(timeout=config.shutdown_timeout)
+
+
+__all__ = ["running_engine"]

@@ -1,0 +1,74 @@
+"""Environment variables that vLLM reads: what we set before it is imported, and what we refuse.
+
+Nothing here imports vllm or torch.
+"""
+
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from keptset_settings import InferenceSettings
+
+from .errors import StartError
+
+DEFAULTS = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # Only the CPU build reads these: GiB of the KV cache, and threads that share the cores with everybody
+    # else.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+"""Set where the variable is not set."""
+
+
+def prepare_environment(settings: InferenceSettings, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Refuse what would open the server or bias it; set defaults. Call before vllm is imported.
+
+    Raises:
+        StartError: a variable that we cannot serve with is set.
+    """
+    _refuse_developer_mode(environ)
+    _refuse_other_key(settings, environ)
+    defaults = dict(DEFAULTS)
+    if settings.enable_return_sampling_mask:
+        _refuse_v2_runner(environ)
+        defaults["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    if settings.model is not None and Path(settings.model).is_dir():
+        # Everything is there; a look at the hub could only slow the start down.
+        defaults |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    for name, value in defaults.items():
+        environ.setdefault(name, value)
+
+
+def _refuse_developer_mode(environ: MutableMapping[str, str]) -> None:
+    value = environ.get("VLLM_SERVER_DEV_MODE", "")
+    if value not in ("", "0"):
+        raise StartError(
+            f"VLLM_SERVER_DEV_MODE={value} would open vLLM's developer routes (remote calls into the "
+            "workers) to "
+            "everybody who reaches the port: unset it"
+        )
+
+
+def _refuse_other_key(settings: InferenceSettings, environ: MutableMapping[str, str]) -> None:
+    other = environ.get("VLLM_API_KEY", "")
+    ours = settings.api_key.get_secret_value() if settings.api_key is not None else None
+    if other and other != ours:
+        raise StartError(
+            "VLLM_API_KEY is set, but it guards only some routes: set inference.api_key "
+            "(KEPTSET_INFERENCE__API_KEY), which guards all but /health, and unset VLLM_API_KEY"
+        )
+
+
+def _refuse_v2_runner(environ: MutableMapping[str, str]) -> None:
+    value = environ.get("VLLM_USE_V2_MODEL_RUNNER", "0")
+    if value not in ("", "0"):
+        raise StartError(
+            f"VLLM_USE_V2_MODEL_RUNNER={value}: capture v1 serves the V1 model runner only; unset it, or set "
+            "it to 0"
+        )
+
+
+__all__ = ["DEFAULTS", "prepare_environment"]

@@ -1,0 +1,216 @@
+"""The sampling parameters of a request, and who gets kept sets."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from ..capture.bounds import widest_set
+from ..capture.flag import mark
+from ..errors import RequestError
+from ..names import did_you_mean
+from ..state import EngineFacts
+from .request import GenerateRequest, shown
+
+LOWEST_TEMPERATURE = 0.01
+"""vLLM clamps 0 < temperature below this, silently; a trainer would not."""
+
+_SET_BY_SERVER = {
+    "extra_args": "it is private to the server",
+    "output_kind": "set stream",
+    "skip_clone": "it is private to the server",
+    "flat_logprobs": "the server chooses how it keeps logprobs",
+    "output_text_buffer_length": "it is private to the server",
+}
+KNOWN = sorted(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name not in _SET_BY_SERVER and not name.startswith("_")
+)
+"""What `sampling_params` may hold, by vLLM's names."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What the engine gets, and what the answer needs to know about it."""
+
+    params: SamplingParams
+    masked: bool
+    """This request gets kept sets."""
+    logprobs: int | None
+    """How many logprobs beside the sampled token's the client wants; None: none at all."""
+
+
+def prepare_sampling(request: GenerateRequest, facts: EngineFacts) -> Sampling:
+    """Check the parameters, decide whether kept sets come, and refuse what could not be replayed.
+
+    Raises:
+        RequestError: status 400; the text names field, value and way out.
+    """
+    given = dict(request.sampling)
+    _check_names(given)
+    params = _convert(given)
+    room = facts.max_model_len - len(request.token_ids)
+    if given.get("max_tokens") is None:
+        params.max_tokens = room
+        if params.min_tokens > room:
+            raise RequestError(
+                f"sampling_params.min_tokens = {params.min_tokens}, but the context has room for {room} "
+                "tokens "
+                f"after a prompt of {len(request.token_ids)}"
+            )
+    elif params.max_tokens is not None and params.max_tokens > room:
+        raise RequestError(
+            f"sampling_params.max_tokens = {params.max_tokens}, but after a prompt of {len(request.token_ids)} "
+            f"tokens the context of {facts.max_model_len} has room for {room}: send at most that, or leave "
+            "max_tokens out, which takes the rest of the context"
+        )
+    if params.n > facts.max_num_seqs:
+        raise RequestError(
+            f"sampling_params.n = {params.n}, but the server runs {facts.max_num_seqs} sequences at a time: "
+            "ask for "
+            "fewer, or start it with a larger inference.vllm.max_num_seqs"
+        )
+    _check_seed(params)
+    logprobs = params.logprobs
+    masked = _wants_sets(request.kept_tokens, params, facts)
+    if masked:
+        _check_replayable(params, given, facts)
+        if params.logprobs is None:
+            params.logprobs = 0  # the sets travel with the logprobs
+        mark(params)
+    if request.kv_transfer_params is not None:
+        params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": request.kv_transfer_params}
+    params.detokenize = bool(params.stop)  # text is needed only to find stop strings in it
+    params.flat_logprobs = True
+    params.output_kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    return Sampling(params, masked, logprobs)
+
+
+def limits_support(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether anything besides the temperature keeps tokens from being sampled."""
+    return bool(
+        params.top_p < 1
+        or 0 < params.top_k < vocab_size
+        or params.min_p > 0
+        or params.min_tokens > 0
+        or params.bad_words
+        or params.allowed_token_ids is not None
+        or params.structured_outputs is not None
+    )
+
+
+def _check_names(given: dict[str, Any]) -> None:
+    for name in given:
+        if name in _SET_BY_SERVER:
+            raise RequestError(f"sampling_params.{name} cannot be sent: {_SET_BY_SERVER[name]}")
+        if name not in KNOWN:
+            raise RequestError(f"sampling_params.{name}: unknown parameter, {did_you_mean(name, KNOWN)}")
+
+
+def _convert(given: dict[str, Any]) -> SamplingParams:
+    if given.get("stop") and given.get("detokenize") is False:
+        # Clients of this route send detokenize = false as a matter of course; no text is ever answered.
+        given = given | {"detokenize": True}
+    try:
+        return msgspec.convert(given, SamplingParams, str_keys=True)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".")
+        value = shown(given[field]) if field in given else ""
+        text = f"sampling_params.{field} = {value}: {message}" if field else f"sampling_params: {error}"
+        raise RequestError(text) from error
+    except (VLLMValidationError, ValueError, TypeError, OverflowError) as error:
+        raise RequestError(f"sampling_params: {error}") from error
+
+
+def _check_seed(params: SamplingParams) -> None:
+    if params.seed is not None and not -(2**63) <= params.seed <= 2**63 - 1 - params.n:
+        raise RequestError(
+            f"sampling_params.seed = {params.seed} does not fit 64 bits: send -2**63 to 2**63 - 1 - n"
+        )
+
+
+def _wants_sets(asked: bool | None, params: SamplingParams, facts: EngineFacts) -> bool:
+    if asked is False:
+        return False
+    if facts.width is None:
+        if asked:
+            raise RequestError(
+                "kept_tokens = true, but this server does not record kept sets: start it with "
+                "inference.enable_return_sampling_mask = true",
+                code="capture_off",
+            )
+        return False
+    if asked is None:
+        return params.temperature > 0 and limits_support(params, facts.vocab_size)
+    if params.temperature == 0:
+        raise RequestError(
+            "kept_tokens = true, but temperature = 0 is greedy and has no kept set: set a temperature of at "
+            "least "
+            f"{LOWEST_TEMPERATURE}, or leave kept_tokens out"
+        )
+    return True
+
+
+def _check_replayable(params: SamplingParams, given: dict[str, Any], facts: EngineFacts) -> None:
+    """Refuse what would not be recorded exactly; every way out that there is, is named."""
+    assert facts.width is not None
+    without = "or send kept_tokens = false if you need no kept sets"
+    temperature = given.get("temperature", 1.0)
+    if temperature < LOWEST_TEMPERATURE:
+        raise RequestError(
+            f"sampling_params.temperature = {temperature}: vLLM would clamp it to {LOWEST_TEMPERATURE}; send "
+            "at least "
+            f"that, or 0 for greedy, {without}"
+        )
+    if params.top_k > facts.width and facts.vocab_size > facts.width:
+        raise RequestError(
+            f"sampling_params.top_k = {params.top_k}, but at most {facts.width} ids of a kept set are "
+            "recorded: "
+            f"set top_k to 1 to {facts.width}, {without}"
+        )
+    if widest_set(params, facts.vocab_size) > facts.width:
+        raise RequestError(
+            f"sampling_params.top_k = {given.get('top_k')}: without a top_k a kept set may be as large as "
+            "the "
+            f"vocabulary of {facts.vocab_size}, and at most {facts.width} ids are recorded: set top_k to 1 "
+            "to "
+            f"{facts.width}, {without}"
+        )
+    neutral = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    for name, value in neutral.items():
+        if getattr(params, name) != value:
+            raise RequestError(
+                f"sampling_params.{name} = {getattr(params, name)} bends logits, which a kept set cannot "
+                "replay: "
+                f"leave it out, {without}"
+            )
+    bends = ["logit_bias", "thinking_token_budget", "trace_decode_token_ids", "logprob_token_ids"]
+    for name in bends:
+        if getattr(params, name):
+            raise RequestError(
+                f"sampling_params.{name} = {shown(getattr(params, name))} cannot be sent with kept sets: "
+                "leave it "
+                f"out, {without}"
+            )
+    if params.thinking_token_budget is not None:
+        raise RequestError(
+            f"sampling_params.thinking_token_budget = 0 forces tokens: leave it out, {without}"
+        )
+    if params.watermarking or (facts.watermarking and params.watermarking is not False):
+        raise RequestError(
+            "sampling_params.watermarking: this engine would watermark the request, which bends logits: send "
+            f"watermarking = false, {without}"
+        )
+    if params.logprobs is not None and params.logprobs < 0:
+        raise RequestError(
+            f"sampling_params.logprobs = {params.logprobs} (the whole vocabulary) cannot be sent with kept "
+            "sets: "
+            f"send 0 or more, {without}"
+        )
+
+
+__all__ = ["KNOWN", "LOWEST_TEMPERATURE", "Sampling", "limits_support", "prepare_sampling"]

@@ -1,0 +1,169 @@
+"""The server: vLLM's own app with our routes in front, on vLLM's own HTTP launcher."""
+
+import signal
+import socket
+from argparse import Namespace
+from types import FrameType
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.launcher import create_server_socket, serve_http
+from vllm.logger import init_logger
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.system_utils import set_ulimit
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from keptset_settings import InferenceSettings
+
+from . import status
+from .arguments import engine_arguments
+from .capture.flag import WIDTH
+from .engine import running_engine
+from .errors import StartError
+from .generate import route as generate_route
+from .guards import ApiKeyGuard, BrokenGuard
+from .state import EngineFacts, ServerState
+from .weights import route as weights_route
+from .weights.running_model import RunningModel, running_model
+from .weights.update import WeightUpdates
+
+logger = init_logger("vllm.keptset")
+
+CLOSED_PATHS = ("/scale_elastic_ep", "/is_scaling_elastic_ep")
+"""vLLM's routes for operators that we do not serve: ranks that they start would be unproven."""
+
+
+async def serve(settings: InferenceSettings) -> None:
+    """Start the engine, prove it, serve until a signal comes or the engine dies.
+
+    Raises:
+        StartError: the text says what is wrong and the way out.
+    """
+    _stop_on_sigterm()
+    capture = settings.enable_return_sampling_mask
+    arguments = engine_arguments(settings)
+    with _bound_socket(settings.host, settings.port) as listener:
+        async with running_engine(arguments, capture=capture) as engine:
+            facts = engine_facts(settings, engine.vllm_config, capture=capture)
+            app = await build(settings, arguments, engine, facts)
+            logger.info(
+                "kept sets: capture %s; weights: %s; listening on http://%s:%d",
+                f"v1 is on, {WIDTH} ids wide" if capture else "is off",
+                settings.weights_dir or "no updates",
+                settings.host,
+                listener.getsockname()[1],
+            )
+            # vLLM's launcher, not uvicorn's own: that one re-raises SIGTERM before the engine is shut down
+            # and orphans its processes. This one drains the engine first, and also stops when the engine is
+            # dead.
+            closing = await serve_http(
+                app,
+                sock=listener,
+                host=settings.host,
+                port=listener.getsockname()[1],
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=5,
+            )
+        await closing
+
+
+def engine_facts(settings: InferenceSettings, config: VllmConfig, *, capture: bool) -> EngineFacts:
+    """What the routes need to know about the engine."""
+    model = config.model_config
+    names = model.served_model_name
+    assert settings.model is not None
+    return EngineFacts(
+        model=settings.model,
+        served_names=tuple([names] if isinstance(names, str) else names),
+        vocab_size=model.get_vocab_size(),
+        max_model_len=model.max_model_len,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        width=WIDTH if capture else None,
+        watermarking=config.watermark_config is not None,
+    )
+
+
+async def build(
+    settings: InferenceSettings, arguments: AsyncEngineArgs, engine: AsyncLLM, facts: EngineFacts
+) -> FastAPI:
+    """VLLM's app, ours in front, the guards around it."""
+    tasks = await engine.get_supported_tasks()
+    if "generate" not in tasks:
+        raise StartError(f"inference.model = {settings.model}: it does not generate text (vLLM says {tasks})")
+    args = frontend_arguments(settings, arguments)
+    app = build_app(args, tasks, engine.model_config)
+    await init_app_state(engine, app.state, args, tasks)
+    state = ServerState(facts, settings.kept_tokens_format)
+    app.state.keptset = state
+    app.state.keptset_updates = WeightUpdates(
+        engine, state, settings.weights_dir, _model_of(settings, arguments), settings.load_timeout
+    )
+    put_in_front(app)
+    # vLLM's app has built its stack already, and what guards every route belongs outside of all of it.
+    stack: ASGIApp = BrokenGuard(app.middleware_stack or app.build_middleware_stack(), state)
+    if settings.api_key is not None:
+        stack = ApiKeyGuard(stack, settings.api_key.get_secret_value())
+    app.middleware_stack = stack
+    return app
+
+
+def put_in_front(app: FastAPI) -> None:
+    """Replace vLLM's routes of the same paths by ours, and take away those that are not served."""
+    ours = FastAPI()
+    for router in (generate_route.router, weights_route.router, status.router):
+        ours.include_router(router)
+    routes = [route for route in ours.router.routes if getattr(route, "tags", None) == ["keptset"]]
+    replaced = {*(route.path for route in routes), *CLOSED_PATHS}
+    theirs = [route for route in app.router.routes if getattr(route, "path", None) not in replaced]
+    app.router.routes[:] = [*routes, *theirs]
+
+
+def frontend_arguments(settings: InferenceSettings, arguments: AsyncEngineArgs) -> Namespace:
+    """What vLLM's app wants to know: its own defaults, and our engine arguments."""
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    for name, value in vars(arguments).items():
+        if hasattr(args, name):
+            setattr(args, name, value)
+    args.host, args.port, args.api_key = settings.host, settings.port, None
+    names = arguments.served_model_name
+    args.served_model_name = [names] if isinstance(names, str) else names
+    return args
+
+
+def _model_of(settings: InferenceSettings, arguments: AsyncEngineArgs) -> RunningModel | str:
+    if settings.weights_dir is None:
+        return "no weights_dir"
+    assert settings.model is not None
+    try:
+        return running_model(settings.model, arguments.revision)
+    except ValueError as error:
+        raise StartError(f"inference.weights_dir is set, but {error}") from error
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    """Taken before the engine starts, so that a port in use is known at once; not listening yet."""
+    set_ulimit()
+    try:
+        return create_server_socket((host, port), reuse_port=False)
+    except OSError as error:
+        raise StartError(
+            f"inference.host, inference.port: cannot listen on {host}:{port}: {error}"
+        ) from error
+
+
+def _stop_on_sigterm() -> None:
+    """Until vLLM's launcher takes the signals over, SIGTERM ends the start like Ctrl-C, cleaning up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(f"signal {number} during start")
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+__all__ = ["build", "engine_facts", "frontend_arguments", "put_in_front", "serve"]

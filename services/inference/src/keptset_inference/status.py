@@ -1,0 +1,56 @@
+"""`/keptset/v1/status` and `/health`."""
+
+from typing import Any
+
+import vllm
+from fastapi import APIRouter, Request, Response
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from . import __version__
+from .errors import RequestError, json_response
+from .state import FORMATS, ServerState
+
+router = APIRouter(tags=["keptset"])
+
+
+@router.get("/keptset/v1/status")
+async def status(raw: Request) -> dict[str, Any]:
+    """What runs here; the orchestrator reads it before the first rollout."""
+    state: ServerState = raw.app.state.keptset
+    facts = state.facts
+    capture = facts.width is not None
+    return {
+        "service": "inference",
+        "version": __version__,
+        "model": facts.model,
+        "vocab_size": facts.vocab_size,
+        "max_model_len": facts.max_model_len,
+        # A server that has not proven its capture does not answer at all.
+        "capture": {
+            "enabled": capture,
+            "kind": "v1" if capture else "off",
+            "width": facts.width,
+            "proven": capture,
+        },
+        "formats": list(FORMATS),
+        "kept_tokens_format": state.kept_tokens_format,
+        "weight_version": state.weight_version,
+        "vllm": vllm.__version__,
+        "broken": state.broken,
+    }
+
+
+@router.get("/health", response_class=Response)
+async def health(raw: Request) -> Response:
+    """200 as long as the engine lives and is not half-loaded; never needs a key."""
+    state: ServerState = raw.app.state.keptset
+    if state.broken is not None:
+        return RequestError(state.broken, 503, "broken").response()
+    try:
+        await raw.app.state.engine_client.check_health()
+    except EngineDeadError:
+        return RequestError("the engine has died", 503, "engine_dead").response()
+    return json_response({})
+
+
+__all__ = ["router"]
