@@ -1,0 +1,135 @@
+"""`keptset compare`: the same training without truncation, with replay, and without replay."""
+
+import io
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+from keptset.display import Display
+from keptset.metrics import Row
+from keptset.resolve import prepare, relative
+from keptset.sampling import describe, sampling_of, truncates
+from keptset.summary import number, values
+from keptset.training import train
+from keptset_settings import RunSettings, load_run
+
+LAST = 5
+"""Steps that final numbers are averaged over."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the three trainings."""
+
+    name: str
+    label: str
+    color: str
+    width: float
+    options: tuple[str, ...]
+
+
+def arms(sampling: str) -> list[Arm]:
+    """The three, in order of the table; `sampling` says in words what the given run cuts."""
+    # Grey, and blue and vermilion of Okabe and Ito's palette, which everybody can tell apart.
+    shared = "--orchestrator.train.sampling"
+    neutral = (f"{shared}.top_p", "1.0", f"{shared}.top_k", "-1", f"{shared}.min_p", "0.0")
+    ignore = ("--trainer.unsafe_ignore_kept_tokens", "true")
+    return [
+        Arm("no-truncation", "no truncation", "#6e7781", 2.0, neutral),
+        Arm("replay", f"{sampling},\nkept sets replayed", "#0072b2", 2.6, ()),
+        Arm("no-replay", f"{sampling},\nnot replayed", "#d55e00", 2.0, ignore),
+    ]
+
+
+def compare(argv: list[str], output: Path, console: Console) -> None:
+    """Runs the three arms one after the other and draws them; raises what `run` raises."""
+    base = load_run(argv)
+    chosen = arms(describe(sampling_of(base)[0]))
+    with redirect_stderr(io.StringIO()):
+        _require_comparable(base, load_run([*argv, *chosen[0].options]))
+    folder = base.runs_dir / "compare"
+    shared = ["--runs-dir", str(folder)]
+    if base.warm_start is not None:
+        shared += [
+            "--warm_start.directory",
+            str(base.warm_start.directory),
+        ]  # one model for the three of them
+    rows: dict[str, list[Row]] = {}
+    for position, arm in enumerate(chosen, start=1):
+        prepared = prepare([*argv, *shared, "--name", arm.name, *arm.options], overwrite=True)
+        with prepared.directory as directory:
+            title = arm.label.replace("\n", " ")
+            console.print(f"[bold]{position}/{len(chosen)} {title}[/] in {relative(directory.path)}")
+            rows[arm.name] = train(prepared.run, directory, Display(console)).rows
+        shutil.copyfile(directory.metrics, folder / f"{arm.name}.jsonl")
+    from keptset.plots import Curve, draw_comparison  # matplotlib takes seconds to import
+
+    curves = [Curve(arm.label, rows[arm.name], arm.color, arm.width) for arm in chosen]
+    title = "One loss, one seed: rollouts untruncated, truncated and replayed, truncated only"
+    draw_comparison(curves, title, output)
+    finals = {arm.name: final_numbers(rows[arm.name]) for arm in chosen}
+    numbers = output.with_suffix(".json")
+    numbers.write_text(json.dumps(finals, indent=2) + "\n")
+    console.print()
+    console.print(comparison_table({arm.label.replace("\n", " "): finals[arm.name] for arm in chosen}))
+    console.print(f"\n  {output}\n  {numbers}\n  {folder}/*.jsonl", highlight=False, soft_wrap=True)
+
+
+def final_numbers(rows: Sequence[Row]) -> dict[str, float | None]:
+    """The end of a training in numbers, to six digits."""
+
+    def last(name: str) -> float | None:
+        found = values(rows, name)[-LAST:]
+        return float(f"{fmean(found):.6g}") if found else None
+
+    return {
+        "steps": len(rows),
+        "reward_first_step": values(rows, "reward/mean")[0],
+        f"reward_last_{LAST}": last("reward/mean"),
+        f"rejected_sequences_last_{LAST}": last("rejected/sequences"),
+        f"mismatch_kl_last_{LAST}": last("mismatch_kl/mean"),
+        "max_abs_log_ratio": max(values(rows, "ratio/max_abs_log"), default=None),
+        "coverage": min(values(rows, "kept/coverage"), default=None),
+    }
+
+
+def comparison_table(finals: dict[str, dict[str, float | None]]) -> Table:
+    """A row for each arm, by its label."""
+    table = Table(box=None, pad_edge=True, header_style="bold")
+    table.add_column("")
+    for heading in (f"reward, last {LAST}", "rejected sequences", "mismatch KL", "largest |log ratio|"):
+        table.add_column(heading, justify="right")
+    for label, final in finals.items():
+        rejected = final[f"rejected_sequences_last_{LAST}"]
+        table.add_row(
+            label,
+            number(final[f"reward_last_{LAST}"]),
+            "-" if rejected is None else f"{100 * rejected:.1f} %",
+            number(final[f"mismatch_kl_last_{LAST}"]),
+            number(final["max_abs_log_ratio"]),
+        )
+    return table
+
+
+def _require_comparable(run: RunSettings, untruncated: RunSettings) -> None:
+    """The given run is the arm with replay; the other two must differ from it in one thing each."""
+    if run.trainer.unsafe_ignore_kept_tokens:
+        raise ValueError("trainer.unsafe_ignore_kept_tokens is set by compare itself: leave it out")
+    if not all(map(truncates, sampling_of(run))):
+        raise ValueError(
+            "nothing to compare: not every source truncates; "
+            "set [orchestrator.train.sampling] top_p, top_k or min_p"
+        )
+    for source in untruncated.orchestrator.train.source:
+        if truncates(source.sampling):
+            raise ValueError(
+                f"source {source.name!r} truncates by its own sampling, which compare does not switch off: "
+                f"move that to [orchestrator.train.sampling]"
+            )

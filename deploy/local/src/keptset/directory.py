@@ -1,0 +1,91 @@
+"""The directory of a run: a fresh one for every run."""
+
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = ".keptset-run"
+"""A file in every run's directory, locked while the run is alive. Only what has it is ever deleted."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """runs/<name>: configs/, logs/, metrics.jsonl and more. In use until its `with` ends."""
+
+    path: Path
+    lock: int
+    """File descriptor that holds the lock."""
+
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.lock)
+
+    @property
+    def configs(self) -> Path:
+        """Resolved settings, one file a service."""
+        return self.path / "configs"
+
+    @property
+    def logs(self) -> Path:
+        """What each process printed."""
+        return self.path / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        """One row a step."""
+        return self.path / "metrics.jsonl"
+
+
+def create(runs_dir: Path, name: str, *, exact: bool, overwrite: bool) -> RunDirectory:
+    """Makes runs_dir/name, which no earlier run may have used: its spool, weights and rows would mix in.
+
+    If it is there already: with `overwrite` it is deleted, if a run made it and none is using it; else, with
+    `exact` (somebody asked for this very name), FileExistsError says the ways out; else a number is appended.
+    """
+    if not name or name in (".", "..") or "/" in name:
+        raise ValueError(f"name = {name!r} must be the name of one directory")
+    path = runs_dir / name
+    if overwrite and path.exists():
+        _delete(path)
+    number = 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            break
+        except FileExistsError:
+            if path.is_dir() and not any(path.iterdir()):
+                break  # somebody made it for us
+            if exact:
+                raise FileExistsError(
+                    f"{path} exists and a run never mixes with an earlier one: choose another --name, "
+                    f"or delete the earlier run with --overwrite"
+                ) from None
+            number += 1
+            path = runs_dir / f"{name}-{number}"
+    lock = os.open(path / MARK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    run = RunDirectory(path.resolve(), lock)
+    run.configs.mkdir()
+    run.logs.mkdir()
+    return run
+
+
+def _delete(path: Path) -> None:
+    if not (path / MARK).is_file():
+        raise FileExistsError(
+            f"{path} was not made by a run, so --overwrite does not delete it: choose another --name"
+        )
+    lock = os.open(path / MARK, os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FileExistsError(
+            f"a run is using {path} right now: stop it first, or choose another --name"
+        ) from None
+    finally:
+        os.close(lock)
+    shutil.rmtree(path)

@@ -1,0 +1,140 @@
+"""Pictures of runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, isfinite, log10
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from keptset.metrics import Row
+
+INK, FAINT = "#24292f", "#d0d7de"
+BLUE = "#0072b2"
+SIZE = 10
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run in a picture."""
+
+    label: str
+    rows: Sequence[Row]
+    color: str
+    width: float = 2.0
+
+
+def draw_run(rows: Sequence[Row], title: str, path: Path) -> None:
+    """reward.png: reward and mismatch KL of one run."""
+    _draw([Curve("", rows, BLUE)], title, path)
+
+
+def draw_comparison(curves: Sequence[Curve], title: str, path: Path) -> None:
+    """Reward and mismatch KL of several runs, labelled on the curves."""
+    _draw(curves, title, path)
+
+
+def _draw(curves: Sequence[Curve], title: str, path: Path) -> None:
+    labelled = any(curve.label for curve in curves)
+    figure = Figure(figsize=(10.5 if labelled else 9, 3.7), dpi=170, facecolor="white")
+    left, right = figure.subplots(1, 2)
+    if labelled:
+        figure.subplots_adjust(left=0.05, right=0.86, top=0.8, bottom=0.13, wspace=0.52)
+    else:
+        figure.subplots_adjust(left=0.06, right=0.98, top=0.8, bottom=0.13, wspace=0.2)
+    figure.suptitle(title, x=0.012, y=0.97, ha="left", fontsize=SIZE + 2, color=INK, fontweight="bold")
+    _panel(left, curves, "reward/mean", "Mean reward of a step")
+    left.set_ylim(0, 1)
+    left.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
+    _panel(right, curves, "mismatch_kl/mean", "Mismatch KL, trainer against rollout (log scale)")
+    _log_scale(right, curves, "mismatch_kl/mean")
+    if labelled:
+        for axes, name in ((left, "reward/mean"), (right, "mismatch_kl/mean")):
+            _label_ends(axes, curves, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def _points(rows: Sequence[Row], name: str) -> tuple[list[int], list[float]]:
+    pairs = [(row["step"], row[name]) for row in rows if row.get(name) is not None and isfinite(row[name])]
+    return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def _panel(axes: Axes, curves: Sequence[Curve], name: str, title: str) -> None:
+    for curve in curves:
+        steps, values = _points(curve.rows, name)
+        marker = "o" if len(steps) == 1 else ""  # a line of one point is invisible
+        axes.plot(steps, values, marker=marker, color=curve.color, linewidth=curve.width)
+    axes.set_title(title, loc="left", fontsize=SIZE, color=INK)
+    axes.set_xlabel("step", fontsize=SIZE, color=INK, loc="left")
+    last = max((row["step"] for curve in curves for row in curve.rows), default=1)
+    axes.set_xlim(1 if last > 1 else 0, max(last, 2))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    axes.tick_params(length=0, labelsize=SIZE - 1, colors=INK)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)
+
+
+def _log_scale(axes: Axes, curves: Sequence[Curve], name: str) -> None:
+    """A log scale on which an exact 0 has its place: the bottom line."""
+    values = [value for curve in curves for value in _points(curve.rows, name)[1]]
+    positive = [value for value in values if value > 0]
+    # Float noise around 1e-9 needs no more than that; whatever lies below is drawn between it and 0.
+    lowest = max(-12, floor(log10(min(positive)))) if positive else -12
+    highest = max(lowest + 2, floor(log10(max(positive))) + 1) if positive else lowest + 2
+    axes.set_yscale("symlog", linthresh=10.0**lowest, linscale=0.5)
+    axes.set_ylim(0, 10.0**highest)
+    decades = list(range(lowest, highest + 1, 1 + (highest - lowest) // 6))
+    ticks: Mapping[float, str] = {0.0: "0"} | {10.0**d: f"$10^{{{d}}}$" for d in decades}
+    axes.set_yticks(list(ticks), list(ticks.values()))
+    axes.minorticks_off()
+
+
+def _label_ends(axes: Axes, curves: Sequence[Curve], name: str) -> None:
+    """Writes each label right of where its curve ends, shifted up or down so that none covers another."""
+    ends: list[tuple[float, Curve]] = []
+    for curve in curves:
+        values = _points(curve.rows, name)[1]
+        if values:
+            # Where the end lies in the panel, 0 at its bottom and 1 at its top.
+            x_y = axes.transData.transform((axes.get_xlim()[1], values[-1]))
+            ends.append((float(axes.transAxes.inverted().transform(x_y)[1]), curve))
+    ends.sort(key=lambda end: end[0])
+    lines = max((curve.label.count("\n") + 1 for curve in curves), default=1)
+    gap = 0.075 * lines + 0.02
+    heights = spread([height for height, _ in ends], gap, 0.0, 1.0)
+    for height, (_, curve) in zip(heights, ends, strict=True):
+        axes.annotate(
+            curve.label,
+            (1.0, height),
+            xycoords="axes fraction",
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            ha="left",
+            fontsize=SIZE - 1,
+            color=curve.color,
+            annotation_clip=False,
+        )
+
+
+def spread(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Moves ascending heights a little, so that neighbours are `gap` apart and all lie within bounds."""
+    moved = list(heights)
+    for i in range(1, len(moved)):
+        short = gap - (moved[i] - moved[i - 1])
+        if short > 0:
+            # Both give way; the pass downwards repairs what this one breaks.
+            moved[i] += short / 2
+            moved[i - 1] -= short / 2
+    for i, height in enumerate(moved):
+        moved[i] = max(height, low + i * gap, moved[i - 1] + gap if i else low)
+    for i in reversed(range(len(moved))):
+        moved[i] = min(
+            moved[i], high - (len(moved) - 1 - i) * gap, moved[i + 1] - gap if i + 1 < len(moved) else high
+        )
+    return moved

@@ -1,0 +1,53 @@
+"""`keptset run`: one training, its progress, and what it came to."""
+
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+
+from keptset import sampling, summary
+from keptset.display import Display
+from keptset.resolve import Prepared, prepare, relative
+from keptset.training import Outcome, train
+from keptset_settings import RunSettings
+
+
+def run(argv: list[str], overwrite: bool, console: Console) -> None:
+    """Resolves, trains, reports. Raises what prepare and train raise."""
+    prepared = prepare(argv, overwrite)
+    with prepared.directory as directory:
+        console.print(f"[bold]{relative(directory.path)}[/]: {describe(prepared.run)}", highlight=False)
+        outcome = train(prepared.run, directory, Display(console))
+        report(prepared, outcome, console)
+
+
+def describe(run: RunSettings) -> str:
+    """The run in a line."""
+    train_settings = run.orchestrator.train
+    samplings = ", ".join(dict.fromkeys(sampling.describe(s) for s in sampling.sampling_of(run)))
+    return (
+        f"{run.orchestrator.steps} steps of {train_settings.prompts_per_step} x {train_settings.group_size} "
+        f"rollouts, {samplings}, loss {run.trainer.loss.kind}"
+    )
+
+
+def report(prepared: Prepared, outcome: Outcome, console: Console) -> None:
+    """Writes summary.json and reward.png, and prints the table."""
+    run, path = prepared.run, prepared.directory.path
+    numbers = summary.summarise(outcome.rows, outcome.startup, outcome.seconds)
+    exact = run.inference.vllm.get("dtype") == "float32" and not run.trainer.unsafe_ignore_kept_tokens
+    truncating = all(sampling.truncates(source) for source in sampling.sampling_of(run))
+    promises = summary.promises(outcome.rows, truncating=truncating, exact=exact)
+    (path / "summary.json").write_text(
+        json.dumps(numbers | {"promises": [asdict(p) for p in promises]}, indent=2) + "\n"
+    )
+    from keptset import (
+        plots,  # matplotlib takes seconds to import, and nobody should wait for that at the start
+    )
+
+    plots.draw_run(outcome.rows, f"{path.name}: {describe(run)}", path / "reward.png")
+    console.print()
+    console.print(summary.table(numbers, promises))
+    console.print()
+    for name in ("metrics.jsonl", "reward.png", "summary.json", "configs/", "logs/"):
+        console.print(f"  {relative(path)}/{name}", highlight=False, soft_wrap=True)

@@ -1,0 +1,171 @@
+"""Child processes of a run: a group and a log each, none left behind."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from keptset import groups
+
+TAIL_LINES = 20
+
+
+class ProcessDied(RuntimeError):
+    """A process of the run ended that should not have; the text shows the last lines of its log."""
+
+    def __init__(self, name: str, code: int, log: Path) -> None:
+        self.name, self.code, self.log = name, code, log
+        super().__init__(f"{name} died ({describe_exit(code)}); the end of {log}:\n{indent(tail(log))}")
+
+
+class Stopped(BaseException):
+    """SIGINT, SIGTERM or SIGHUP arrived. Not an Exception: nobody on the way up may swallow it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(signal.Signals(number).name)
+
+
+@dataclass
+class Process:
+    """One started command, leader of its own process group."""
+
+    name: str
+    """How people call it: inference, trainer, orchestrator."""
+    popen: "subprocess.Popen[bytes]"
+    log: Path
+    """Standard output and error together."""
+    may_end: bool = False
+    """Whether exit code 0 is its proper end; a service that ends by itself is dead, whatever its code."""
+    started: float = field(default_factory=time.monotonic)
+
+    def died(self) -> bool:
+        """Whether it ended that should not have."""
+        code = self.popen.poll()
+        return code is not None and not (code == 0 and self.may_end)
+
+
+class Supervisor:
+    """Starts commands and ends them all on the way out, newest first. To be used from the main thread.
+
+    While it is open SIGINT, SIGTERM and SIGHUP raise Stopped; during the way out a second one makes it
+    SIGKILL what still runs. If this process is itself killed, a watcher ends them (keptset.watcher).
+    """
+
+    def __init__(self, grace: float = 20.0) -> None:
+        self.grace = grace
+        """Seconds that each process gets between SIGTERM and SIGKILL."""
+        self.processes: list[Process] = []
+        self._hurry = False
+        self._closing = False
+        self._starting = False
+        self._pending: int | None = None
+
+    def __enter__(self) -> "Supervisor":
+        self._watcher = subprocess.Popen(
+            [sys.executable, "-P", "-m", "keptset.watcher"],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # a signal to our group must not reach it
+        )
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._handlers = {number: signal.signal(number, self._on_signal) for number in numbers}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing = True
+        for process in reversed(self.processes):
+            self._end(process)
+        assert self._watcher.stdin is not None
+        self._watcher.stdin.close()
+        self._watcher.wait(timeout=10)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        may_end: bool = False,
+    ) -> Process:
+        """Starts a command in its own session, its output in `log`; the default environment is ours."""
+        self._starting = True  # a signal in here waits, or it could leave a child that nobody has listed
+        try:
+            with log.open("ab") as output:
+                popen = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+            process = Process(name, popen, log, may_end)
+            self.processes.append(process)
+            self._tell(f"+{popen.pid}")
+        finally:
+            self._starting = False
+        if self._pending is not None:
+            self._on_signal(self._pending, None)
+        return process
+
+    def check(self) -> None:
+        """Raises ProcessDied for the first process, in order of start, that ended and should not have."""
+        if not any(process.died() for process in self.processes):
+            return
+        # One that dies takes those who talk to it along: look again, so that the cause is named.
+        time.sleep(0.3)
+        dead = next(process for process in self.processes if process.died())
+        raise ProcessDied(dead.name, dead.popen.returncode, dead.log)
+
+    def end(self, process: Process) -> None:
+        """Ends one process and its group; afterwards it counts as neither running nor dead."""
+        self._end(process)
+        self.processes.remove(process)
+
+    def _end(self, process: Process) -> None:
+        groups.end(process.popen.pid, self.grace, lambda: self._hurry)
+        process.popen.wait(timeout=5)
+        self._tell(f"-{process.popen.pid}")
+
+    def _tell(self, line: str) -> None:
+        assert self._watcher.stdin is not None
+        try:
+            self._watcher.stdin.write(f"{line}\n".encode())
+            self._watcher.stdin.flush()
+        except BrokenPipeError:
+            pass  # somebody killed the watcher: what we end ourselves still ends
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._starting:
+            self._pending = number
+        elif self._closing:
+            self._hurry = True
+        else:
+            self._closing = True
+            raise Stopped(number)
+
+
+def describe_exit(code: int) -> str:
+    """An exit code as subprocess gives it, in words."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 65536))
+        text = file.read().decode(errors="replace")
+    return "\n".join(text.splitlines()[-lines:]) or "(it is empty)"
+
+
+def indent(text: str) -> str:
+    """Sets quoted lines apart."""
+    return "\n".join(f"  | {line}" for line in text.splitlines())

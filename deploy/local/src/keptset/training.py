@@ -1,0 +1,142 @@
+"""One training from start to end: the processes, what is shown meanwhile, and what they leave."""
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from keptset.directory import RunDirectory
+from keptset.display import Display
+from keptset.health import wait_healthy
+from keptset.metrics import MetricsTail, Row
+from keptset.resolve import base_url, secrets
+from keptset.supervisor import Supervisor
+from keptset_settings import RunSettings, WarmStartSettings, to_toml
+
+POLL = 0.1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished training has to say."""
+
+    rows: list[Row]
+    startup: dict[str, float]
+    """Seconds until healthy, by service."""
+    seconds: float
+    """All of it, from the first process to the last one's end."""
+
+
+def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcome:
+    """Runs warm start (if the model is missing), inference, trainer and orchestrator; ends them all, always.
+
+    Raises ProcessDied, TimeoutError (who was waited for, how long) or Stopped (a signal).
+    """
+    began = time.monotonic()
+    configs = _write_configs(run, directory.configs)
+    with Supervisor() as supervisor:
+        if run.warm_start is not None:
+            _warm_start(run.warm_start, supervisor, directory, display)
+        urls = {
+            "inference": base_url(run.inference.host, run.inference.port),
+            "trainer": base_url(run.trainer.host, run.trainer.port),
+        }
+        for name in urls:
+            _start(name, supervisor, directory, configs[name], run)
+        with display.waiting() as waiting:
+            startup = wait_healthy(
+                urls,
+                run.orchestrator.startup_timeout,
+                supervisor.check,
+                lambda missing, s: waiting.update("waiting for " + _said(missing), s),
+                lambda name, s: display.line(name, f"healthy after {s:.1f} s, {urls[name]}"),
+            )
+        _start("orchestrator", supervisor, directory, configs["orchestrator"], run, may_end=True)
+        rows = _follow(run, directory.metrics, supervisor, display)
+    return Outcome(rows, startup, time.monotonic() - began)
+
+
+def _write_configs(run: RunSettings, folder: Path) -> dict[str, Path]:
+    tables = {"inference": run.inference, "trainer": run.trainer, "orchestrator": run.orchestrator}
+    files = {name: folder / f"{name}.toml" for name in tables}
+    files["inference"] = folder / "inference-0.toml"  # one file a node
+    for name, table in tables.items():
+        files[name].write_text(to_toml(table, name))
+    return files
+
+
+def _start(
+    name: str,
+    supervisor: Supervisor,
+    directory: RunDirectory,
+    config: Path,
+    run: RunSettings,
+    may_end: bool = False,
+) -> None:
+    command = [sys.executable, "-m", f"keptset_{name}", "--config", str(config)]
+    supervisor.start(name, command, directory.logs / f"{name}.log", _environment(secrets(run, name)), may_end)
+
+
+def _environment(extra: dict[str, str]) -> dict[str, str]:
+    # Our own variables are in the resolved files already, where the command line has overruled some of them.
+    return {name: text for name, text in os.environ.items() if not name.startswith("KEPTSET_")} | extra
+
+
+def _warm_start(
+    settings: WarmStartSettings, supervisor: Supervisor, directory: RunDirectory, display: Display
+) -> None:
+    model = settings.directory
+    assert model is not None, "resolving a run fills it in"
+    if (model / "config.json").exists():
+        display.line("model", f"{model} (cached)")
+        return
+    command = [sys.executable, "-m", "keptset_trainer", "warm-start", "--directory", str(model)]
+    for option in ("min_letters", "max_letters", "seed"):
+        command += [f"--{option.replace('_', '-')}", str(getattr(settings, option))]
+    log = directory.logs / "warm-start.log"
+    process = supervisor.start("warm start", command, log, _environment({}), may_end=True)
+    with display.waiting() as waiting:
+        while process.popen.poll() is None:
+            time.sleep(POLL)
+            last = log.read_text(errors="replace").rpartition("\n")[0].rpartition("\n")[2]
+            waiting.update(f"making the model {model}: {last}", time.monotonic() - process.started)
+    supervisor.check()
+    supervisor.end(process)
+    display.line("model", f"{model} made in {time.monotonic() - process.started:.1f} s")
+
+
+def _follow(run: RunSettings, metrics: Path, supervisor: Supervisor, display: Display) -> list[Row]:
+    """Shows rows until the orchestrator ends properly; returns them all."""
+    orchestrator = supervisor.processes[-1]
+    tail, rows = MetricsTail(metrics), list[Row]()
+    limits = run.orchestrator
+    # Every wait inside the orchestrator has its own limit; this one is for an orchestrator that hangs itself.
+    silence = 2 * (
+        limits.startup_timeout + limits.request_timeout + limits.step_timeout + limits.weights_timeout
+    )
+    latest = time.monotonic()
+    with display.training(limits.steps) as training:
+        while True:
+            ended = (
+                orchestrator.popen.poll() is not None
+            )  # asked first: rows written before its end are read below
+            for row in tail.new_rows():
+                rows.append(row)
+                training.row(row)
+                latest = time.monotonic()
+            supervisor.check()
+            if ended:
+                break
+            if time.monotonic() - latest > silence:
+                raise TimeoutError(f"waited {silence:.0f} s for a row of the orchestrator in {metrics}")
+            time.sleep(POLL)
+    if len(rows) != limits.steps:
+        raise RuntimeError(
+            f"the orchestrator ended after {len(rows)} of {limits.steps} steps; see {orchestrator.log}"
+        )
+    return rows
+
+
+def _said(missing: dict[str, str]) -> str:
+    return ", ".join(f"{name} ({said})" for name, said in missing.items())
