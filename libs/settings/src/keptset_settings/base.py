@@ -1,19 +1,33 @@
 """What every table of settings shares: unknown keys are errors, docstrings are the help text."""
 
+import re
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 
 class Table(BaseModel):
     """One TOML table."""
 
     model_config = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # it may be a secret
     )
 
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+def _name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError(
+            "must be letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(_name)]
 """Text that may name a directory or a metric."""
 
 OFF = BeforeValidator(lambda value: None if value == "off" else value)
@@ -21,14 +35,11 @@ OFF = BeforeValidator(lambda value: None if value == "off" else value)
 
 
 def _base_url(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    host, _, path = rest.rstrip("/").partition("/")
-    if scheme not in ("http", "https") or not separator or not host:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError('must be a base URL such as "http://127.0.0.1:8000"')
-    if "@" in host:
-        raise ValueError("must not carry a password; set the service's api_key")
-    if "?" in path or "#" in path:
-        raise ValueError("must be a base URL, without ? and #")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("must not carry a password; there is a setting for the API key")
     return url.rstrip("/")
 
 

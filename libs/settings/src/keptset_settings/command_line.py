@@ -7,7 +7,7 @@ from typing import Any
 from .errors import Problem, SettingsError
 from .explain import known_keys
 from .run import RunSettings
-from .schema import alternatives, annotation_at, settings
+from .schema import alternatives, annotation_at, item_type, settings
 from .suggest import nearest
 
 FLAGS = {"help", "version", "dry_run"}
@@ -75,8 +75,10 @@ def _value(rest: list[str], annotation: Any) -> str | None:
 def _meant(key: str, path: tuple[str, ...], root: tuple[str, ...]) -> str:
     """The nearest option: in the same table if that exists, else anywhere."""
     here = known_keys(path[:-1]) if annotation_at(RunSettings, path[:-1]) is not None else []
-    near = nearest(path[-1], here)
-    prefix = path[len(root) : -1]
+    near, prefix = nearest(path[-1], here), path[len(root) : -1]
+    for length in range(len(root) + 1, len(path)):
+        if item_type(annotation_at(RunSettings, path[:length])) is not None:
+            return f"lists are given as JSON: --{'.'.join(path[len(root) : length])} '[...]'"
     if near:
         return f"did you mean {' or '.join('--' + '.'.join((*prefix, name)) for name in near)}?"
     known = [".".join(s.path[len(root) :]) for s in settings(RunSettings) if s.path[: len(root)] == root]

@@ -9,9 +9,10 @@ Path = tuple[str | int, ...]
 
 def written(path: Path) -> str:
     """A path as users write it: `[orchestrator.train.source[0].sampling] top_p`."""
-    *table, last = path
-    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in table)
-    return f"[{text[1:]}] {last}" if text else str(last)
+    last = max((n for n, key in enumerate(path) if isinstance(key, str)), default=0)
+    parts = [f"[{key}]" if isinstance(key, int) else f".{key}" for key in path]
+    table, name = "".join(parts[:last]), "".join(parts[last:])
+    return f"[{table[1:]}] {name[1:]}" if table else name[1:]
 
 
 class _Unset:
@@ -38,10 +39,15 @@ class Problem:
     origin: str | None = None
     """The variable, option or file that said so, if known."""
 
+    whole_table: bool = False
+    """The path is a table's, and the text names its keys."""
+
     def __str__(self) -> str:
         """The line that the user reads."""
-        shown = "" if self.value is UNSET else f" = {_toml_like(self.value)}"
+        shown = f" = {_toml_like(self.value)}" if _is_showable(self.value) else ""
         place = f"{written(self.path)}{shown}: " if self.path else ""
+        if self.whole_table:
+            place = written((*self.path, ""))
         return f"{place}{self.text}{f' (from {self.origin})' if self.origin else ''}"
 
 
@@ -60,6 +66,15 @@ class SettingsError(ValueError):
 
 class SettingsWarning(UserWarning):
     """Something was decided for the user that could be written down instead."""
+
+
+def _is_showable(value: Any) -> bool:
+    """Scalars and lists of them, unless it may hold a secret: tables, URLs with a password."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_showable, value))
+    return isinstance(value, bool | int | float) or (
+        isinstance(value, str) and not ("://" in value and "@" in value)
+    )
 
 
 def _toml_like(value: Any) -> str:

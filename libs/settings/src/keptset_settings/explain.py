@@ -1,5 +1,6 @@
 """Turns what pydantic says into lines that users can act on."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,15 +21,21 @@ def explain(error: ValidationError, tree: dict[str, Any]) -> list[Problem]:
         field = field_at(RunSettings, path)
         if field is not None and is_secret(field.annotation):
             value, what = UNSET, "must be text (the value is not shown)"
-        elif isinstance(value, dict):
-            value = UNSET
         if kind == "extra_forbidden":
-            problems.setdefault(path, unknown_key(path, known_keys(path[:-1], tree)))
+            problems.setdefault(
+                path, unknown_key(path, known_keys(path[:-1], tree), kind=_chosen_kind(path[:-1], tree))
+            )
         elif kind == "union_tag_not_found":
-            problems[path] = Problem((*path, "kind"), f"missing; say which: {', '.join(_kinds(path))}")
+            problems[path] = Problem(
+                path, f"kind: missing; say which: {', '.join(_kinds(path))}", whole_table=True
+            )
+            for key in found["input"].keys() - set(known_keys(path)):
+                problems[(*path, key)] = unknown_key((*path, key), known_keys(path))
         elif kind == "union_tag_invalid":
             tag = str(found["ctx"]["tag"])
             problems[path] = Problem((*path, "kind"), f"unknown kind, {suggestion(tag, _kinds(path))}", tag)
+        elif kind == "value_error" and tables(annotation_at(RunSettings, path)):
+            problems[path] = Problem(path, what, whole_table=True)
         elif path in problems:
             problems[path] = Problem(path, f"{problems[path].text}; or {what}", value)
         else:
@@ -36,29 +43,52 @@ def explain(error: ValidationError, tree: dict[str, Any]) -> list[Problem]:
     return list(problems.values())
 
 
-def unknown_key(path: Path, known: Iterable[str], origin: str | None = None) -> Problem:
-    """A key that does not exist: the nearest that do, or the tables in which it does."""
-    key, known = str(path[-1]), list(known)
+def unknown_key(
+    path: Path, known: Iterable[str], origin: str | None = None, kind: str | None = None
+) -> Problem:
+    """A key that does not exist (in a table of this kind): the nearest that do, or where it does exist."""
+    key, known, of_kind = str(path[-1]), list(known), f" of kind {kind}" if kind else ""
     elsewhere = list(dict.fromkeys(written(s.path) for s in settings(RunSettings) if s.path[-1] == key))
-    if elsewhere and not nearest(key, known):
+    if elsewhere and not kind and not nearest(key, known, cutoff=0.8):
         return Problem(path, f"unknown key here, there is {' and '.join(elsewhere)}", origin=origin)
-    return Problem(path, f"unknown key, {suggestion(key, known)}", origin=origin)
+    return Problem(path, f"unknown key{of_kind}, {suggestion(key, known)}", origin=origin)
 
 
 def known_keys(table: Path, tree: Any = None) -> list[str]:
     """The keys of a table; where it comes in kinds, of the kind that `tree` chose, or of all."""
+    choices, kind = tables(annotation_at(RunSettings, table)), _chosen_kind(table, tree)
+    return [name for t in choices if kind in (None, kind_of(t)) for name in t.model_fields]
+
+
+def _chosen_kind(table: Path, tree: Any) -> str | None:
+    """The kind that `tree` chose for a table that comes in several, if it exists."""
     for key in table:
         tree = child(tree, key)
-    kind = child(tree, "kind")
-    choices = tables(annotation_at(RunSettings, table))
-    chosen = [t for t in choices if kind_of(t) == kind]
-    return [name for t in chosen or choices for name in t.model_fields]
+    kinds, kind = _kinds(table), child(tree, "kind")
+    return kind if len(kinds) > 1 and kind in kinds else None
 
 
 def _reworded(message: str) -> str:
-    for old, new in (("Input should be", "must be"), ("String should", "must"), ("Value error, ", "")):
+    for old, new in _PLAIN_WORDS:
         message = message.replace(old, new)
-    return message.replace("must be a valid", "must be a")
+    return re.sub(
+        r", unable to .*|, got a number with a fractional part| after validation, not \d+", "", message
+    )
+
+
+_PLAIN_WORDS = (
+    ("Input should", "must"),
+    ("List should", "must"),
+    ("Value error, ", ""),
+    ("a valid integer", "a whole number"),
+    ("a valid number", "a number"),
+    ("a valid string", "text"),
+    ("a valid boolean", "true or false"),
+    ("a valid list", "a list"),
+    ("a valid tuple", "a list"),
+    ("a valid dictionary or object to extract fields from", "a table"),
+    ("a valid dictionary", "a table"),
+)
 
 
 def _kinds(path: Path) -> list[str]:

@@ -26,18 +26,20 @@ def help_text(command: str, service: str | None) -> str:
     """What `COMMAND --help` prints."""
     root = () if service is None else (service,)
     usage = f"usage: {command} [--config FILE.toml] [--dry-run] [--key value ...]"
-    what = f"a file's table [{service}], or a whole run" if service else "a whole run"
+    what = f"the table [{service}] or a whole run" if service else "a whole run"
     if service is None:
         usage = f"usage: {command} run FILE.toml ... [--dry-run] [--key value ...]"
     lines = [
         usage,
         "",
-        f"Settings come from options, else environment variables, else TOML ({what}), else defaults.",
-        "Lists and tables are given as JSON. Names may be written with - or _.",
+        "Settings come from options, else environment variables, else TOML files, else defaults.",
+        f"A file holds {what}. Elsewhere lists and tables are JSON.",
         "",
         "  --config FILE.toml  read a file; of several, later ones win",
         "  --dry-run           print the resolved settings as TOML and exit",
         "  --help, --version",
+        "",
+        "Names may be written with - or _; --key=value is the same as --key value.",
     ]
     table: tuple[str, ...] | None = None
     for setting in settings(RunSettings):
@@ -55,8 +57,8 @@ def settings_table() -> str:
     rows = ["| setting | type | default | meaning |", "|---|---|---|---|"]
     for s in settings(RunSettings):
         kind = f" ({s.variant})" if s.variant else ""
-        cells = (f"`{'.'.join(s.path)}`{kind}", type_text(s.field), default_text(s.field), meaning(s.field))
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        cells = (f"`{'.'.join(s.path)}`{kind}", _type_of(s), default_text(s.field), meaning(s.field))
+        rows.append("| " + " | ".join(map(_cell, cells)) + " |")
     return "\n".join(rows) + "\n"
 
 
@@ -85,6 +87,16 @@ def meaning(field: FieldInfo) -> str:
     return " ".join((field.description or "").split())
 
 
+def _cell(text: str) -> str:
+    """Markdown that shows the text as it is: `<name>` outside of code would vanish as a tag."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part if number % 2 else part.replace("<", "\\<") for number, part in enumerate(parts))
+
+
+def _type_of(setting: Setting) -> str:
+    return " or ".join(map(_toml, setting.choices)) or type_text(setting.field)
+
+
 def _type(annotation: Any) -> str:
     origin = get_origin(annotation)
     if origin is Literal:
@@ -110,7 +122,7 @@ def _toml(value: Any) -> str:
 
 def _help_of(setting: Setting, skip: int) -> list[str]:
     field, path = setting.field, setting.path
-    details = [type_text(field), f"default {default_text(field).strip('`')}"]
+    details = [_type_of(setting), f"default {default_text(field).strip('`')}"]
     if setting.variant:
         details.insert(0, f"for kind = {setting.variant}")
     if any(key.endswith("[]") for key in path):  # inside a list of tables: no option or variable reaches it

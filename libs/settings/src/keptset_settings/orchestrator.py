@@ -12,13 +12,13 @@ class SamplingSettings(Table):
     """Sampling parameters; unset ones are neutral, in a source those of [orchestrator.train.sampling]."""
 
     temperature: float | None = None
-    """Divides the logits; at least 0.01. Neutral: 1.0."""
+    """Divides the logits; 0.01 to 2.0. Neutral: 1.0."""
 
     top_p: float | None = None
     """Keep the smallest set of tokens whose probabilities sum to this. Neutral: 1.0."""
 
     top_k: int | None = None
-    """Keep at most this many tokens. Neutral: -1. A truncating source gets 512 if it sets none."""
+    """Keep at most this many tokens, up to 512. Neutral: -1. A truncating source gets 512 if it sets none."""
 
     min_p: float | None = None
     """Keep tokens at least this likely relative to the most likely one. Neutral: 0.0."""
@@ -37,6 +37,7 @@ class ReverseTextSettings(Table):
     """Reverse a random string of letters; the reward is the similarity to the reversed text."""
 
     kind: Literal["reverse-text"] = "reverse-text"
+    """Which environment."""
     min_letters: int = Field(default=4, ge=1)
     """Fewest letters of a string."""
     max_letters: int = Field(default=12, ge=1)

@@ -61,6 +61,9 @@ def resolve_run(run: RunSettings) -> RunSettings:
     _check_trainer(run.trainer, findings)
     _check_lengths(run, findings)
     _check_ports(run, findings)
+    if run.inference.model is None:  # said once is enough: the others take it
+        takers = (("trainer", "model"), ("orchestrator", "tokenizer"))
+        findings.problems = [problem for problem in findings.problems if problem.path not in takers]
     findings.finish()
     return run
 

@@ -157,7 +157,7 @@ def bounded_top_k(top_k: int, limited_by: list[str]) -> tuple[int, str | None]:
     if not limited_by or top_k > 0:
         return top_k, None
     return CAPTURE_WIDTH, (
-        f"not set, but {', '.join(limited_by)} truncates and a mask holds {CAPTURE_WIDTH} ids: "
+        f"sets no bound, but {', '.join(limited_by)} truncates and a mask holds {CAPTURE_WIDTH} ids: "
         f"{CAPTURE_WIDTH} is used; write top_k = {CAPTURE_WIDTH} (or less) to say so yourself"
     )
 

@@ -109,13 +109,19 @@ class Setting:
 
     path: tuple[str, ...]
     field: FieldInfo
+
     variant: str | None = None
     """The `kind` of the table that it belongs to, where there is a choice."""
+
+    choices: tuple[str, ...] = ()
+    """For the key `kind` of tables that come in several: what there is."""
 
 
 def settings(root: type[Table], path: tuple[str, ...] = (), variant: str | None = None) -> Iterator[Setting]:
     """All settings under a table, depth first in the order of the schema; lists of tables as `name[]`."""
     for name, field in root.model_fields.items():
+        if variant is not None and name == "kind":
+            continue
         here = (*path, name)
         inner = tables(field.annotation)
         if not inner and (item := item_type(field.annotation)) is not None:
@@ -123,5 +129,8 @@ def settings(root: type[Table], path: tuple[str, ...] = (), variant: str | None 
             here = (*path, name + "[]") if inner else here
         if not inner:
             yield Setting(here, field, variant)
+        if len(inner) > 1:
+            first, kinds = inner[0].model_fields["kind"], tuple(str(kind_of(table)) for table in inner)
+            yield Setting((*here, "kind"), first, choices=kinds)
         for table in inner:
             yield from settings(table, here, kind_of(table) if len(inner) > 1 else None)

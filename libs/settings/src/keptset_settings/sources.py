@@ -24,7 +24,7 @@ Options = Sequence[tuple[tuple[str, ...], str]]
 
 # What Kubernetes and Docker links tell a container about a service called keptset-...: no settings of ours.
 SERVICE_LINK = re.compile(
-    r"(?!.*__).+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?|(PORT))"
+    r"(?!.*__).+?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?|(?P<bare>PORT))"
 )
 
 
@@ -129,7 +129,7 @@ def read_environment() -> Tree:
             try:
                 json.loads(os.environ[name])
             except ValueError as error:
-                problems.append(Problem(path, f"must be JSON: {error}", os.environ[name], name))
+                problems.append(Problem(path, f"must be JSON: {error}", origin=name))
     if problems:
         raise SettingsError(problems)
     known: Tree = EnvSettingsSource(
@@ -170,7 +170,7 @@ def _is_ours(name: str, text: str) -> bool:
     if not name.startswith(PREFIX):
         return False
     link = SERVICE_LINK.fullmatch(name)
-    return link is None or (link[5] is not None and "://" not in text)
+    return link is None or (link["bare"] is not None and "://" not in text)
 
 
 def _parse_open(value: Any, path: Path) -> Any:

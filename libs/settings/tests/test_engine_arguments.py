@@ -1,0 +1,106 @@
+"""Each rule of [inference.vllm]: its refusal with its text, and the neighbour that works."""
+
+import pytest
+
+from keptset_settings import InferenceSettings, SettingsError, resolve_inference
+
+
+def resolve(vllm: dict, mask: bool = False, capture: str = "auto") -> InferenceSettings:
+    settings = InferenceSettings(model="m", vllm=vllm, enable_return_sampling_mask=mask, capture=capture)
+    return resolve_inference(settings)
+
+
+def problem_of(vllm: dict, **options) -> str:
+    with pytest.raises(SettingsError) as error:
+        resolve(vllm, **options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("model", "x", "model: does not belong here; set model in [inference]"),
+        ("host", "x", "host: does not belong here; set host in [inference]"),
+        ("port", 1, "port: does not belong here; set port in [inference]"),
+        ("api_key", "x", "api_key: does not belong here; set api_key in [inference], better by the variable"),
+        ("hf_token", "x", "hf_token: does not belong here; it is a secret; set the variable HF_TOKEN"),
+        (
+            "return_sampling_mask",
+            True,
+            "return_sampling_mask: does not belong here; set enable_return_sampling_mask",
+        ),
+        ("enable_return_sampling_mask", True, "enable_return_sampling_mask: does not belong here; set"),
+        (
+            "logprobs_mode",
+            "raw_logprobs",
+            'logprobs_mode = "raw_logprobs": is refused because the ratio needs',
+        ),
+        ("logprobs_mode", "raw_logprobs", 'remove it or set "processed_logprobs"'),
+        (
+            "generation_config",
+            "auto",
+            'generation_config = "auto": is refused because the model\'s own sampling',
+        ),
+        ("generation_config", "auto", 'remove it or set "vllm"'),
+        (
+            "override_generation_config",
+            {"top_k": 1},
+            "override_generation_config: is refused because sampling",
+        ),
+        ("override_generation_config", {"top_k": 1}, "write them into [orchestrator.train.sampling]"),
+        ("logits_processors", ["a:B"], "logits_processors = ['a:B']: is refused because changes logits"),
+        ("watermark", "x", 'watermark = "x": is refused because'),
+        ("watermark_config", {"a": 1}, "watermark_config: is refused because"),
+        (
+            "max-model-len",
+            9,
+            "max-model-len: engine arguments have their Python names here; write max_model_len",
+        ),
+        ("Dtype", "x", "Dtype: engine arguments have their Python names here; write dtype"),
+        ("dtype", None, "dtype: holds a null, which TOML has not; leave it out for the default"),
+        ("hf_overrides", {"a": [None]}, "hf_overrides: holds a null"),
+    ],
+)
+def test_refused_with_or_without_capture(name, value, line, mask):
+    assert line in problem_of({name: value}, mask=mask)
+    assert problem_of({name: value}, mask=mask).startswith(f"[inference.vllm] {name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("speculative_config", {"method": "ngram"}, "our capture reads the set where one token is sampled"),
+        ("spec_method", "ngram", "our capture reads the set where one token is sampled"),
+        ("spec_model", "x", "our capture reads the set where one token is sampled"),
+        ("spec_tokens", 3, "our capture reads the set where one token is sampled"),
+        ("worker_cls", "a.B", "capture brings its own worker"),
+        ("worker_extension_cls", "a.B", "capture brings its own worker"),
+        ("scheduler_cls", "a.B", "capture brings its own scheduler"),
+    ],
+)
+def test_refused_only_with_our_own_capture(name, value, why):
+    for capture in ("auto", "v1"):
+        text = problem_of({name: value}, mask=True, capture=capture)
+        assert f"is refused with capture on, because {why}" in text
+        assert 'remove it, or set capture = "native", or enable_return_sampling_mask = false' in text
+    assert resolve({name: value}, mask=True, capture="native").vllm == {name: value}
+    assert resolve({name: value}).vllm == {name: value}
+
+
+@pytest.mark.parametrize(
+    "vllm",
+    [
+        {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"},
+        {
+            "override_generation_config": {},
+            "logits_processors": [],
+            "speculative_config": {},
+            "worker_cls": "auto",
+        },
+        {"dtype": "float32", "max_model_len": 64, "enable_log_requests": True, "pipeline_parallel_size": 2},
+        {"hf_overrides": {"head_dtype": "float32"}, "kv_cache_dtype": "auto"},
+    ],
+)
+def test_what_passes_through(vllm):
+    assert resolve(vllm, mask=True).vllm == vllm

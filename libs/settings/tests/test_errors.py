@@ -1,0 +1,153 @@
+"""What users read when settings cannot be used."""
+
+import pytest
+
+from keptset_settings import RunSettings, SettingsError, load_run, load_service, read_run
+
+
+def test_a_missing_file_says_so(tmp_path, refused):
+    path = tmp_path / "none.toml"
+    assert (
+        refused(load_service, "trainer", ["--config", str(path)])
+        == f"{path}: no such file; name an existing one\n"
+    )
+
+
+def test_a_directory_is_no_file(tmp_path, refused):
+    assert f"{tmp_path}: cannot be read" in refused(load_run, [str(tmp_path)])
+
+
+def test_bad_toml_names_file_and_line(toml, refused):
+    path = toml("[inference]\nport = = 3\n")
+    text = refused(load_service, "inference", ["--config", str(path)])
+    assert text.startswith(f"{path}: not TOML: ")
+    assert "line 2" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("[inference]\nport = 99999", "[inference] port = 99999: must be less than or equal to 65535"),
+        ("[inference]\nport = 'many'", '[inference] port = "many": must be a whole number'),
+        ("[inference]\nvllm = 3", "[inference] vllm = 3: must be a table"),
+        ("inference = 3", "inference = 3: must be a table"),
+        ("[inference]\ncapture = 'v3'", "[inference] capture = \"v3\": must be 'auto', 'v1' or 'native'"),
+        ("[trainer]\nentropy = 2.0", "[trainer] entropy = 2.0: must be less than 1; or must be 'full'"),
+        ("[trainer.optimizer]\nlr = nan", "[trainer.optimizer] lr = nan: must be a finite number"),
+        (
+            "[trainer.optimizer]\nbetas = [0.9, 1.0]",
+            "[trainer.optimizer] betas[1] = 1.0: must be less than 1",
+        ),
+        (
+            "[trainer.loss]\nlow = 0.5",
+            "[trainer.loss] kind: missing; say which: clipped_ratio, truncated_weight",
+        ),
+        (
+            "[trainer.loss]\nkind = 'geometric'",
+            'kind = "geometric": unknown kind, did you mean geometric_mean?',
+        ),
+        (
+            "[orchestrator.train]\nsource = []",
+            "[orchestrator.train] source = []: must have at least 1 item",
+        ),
+        ("name = 'a/b'", 'name = "a/b": must be letters, digits, dots'),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_path(content, line, toml, refused):
+    path = toml(content)
+    text = refused(load_run, [str(path)])
+    assert line in text
+    assert f"(from {path})" in text
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "[warm_start]",
+        "[[orchestrator.train.source]]\n[orchestrator.train.source.environment]",
+    ],
+)
+def test_letters_in_order(table, toml, refused):
+    text = refused(load_run, [str(toml(f"{table}\nmin_letters = 6\nmax_letters = 5"))])
+    assert "] min_letters = 6 is more than max_letters = 5; raise max_letters or lower min_letters" in text
+    load_run([str(toml(f"inference.model = 'm'\n{table}\nmin_letters = 6\nmax_letters = 6"))])
+
+
+@pytest.mark.parametrize("kind", ["geometric_mean", "sequence_product"])
+def test_bands_in_order(kind, toml, refused):
+    text = refused(load_run, [str(toml(f"[trainer.loss]\nkind = '{kind}'\nlow = 1.5\nhigh = 1.5"))])
+    assert "[trainer.loss] low = 1.5 must be less than high = 1.5; raise high or lower low" in text
+    run = load_run(
+        [str(toml(f"inference.model = 'm'\n[trainer.loss]\nkind = '{kind}'\nlow = 1.4\nhigh = 1.5"))]
+    )
+    assert run.trainer.loss.high == 1.5
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("127.0.0.1:8000", "must be a base URL such as"),
+        ("ftp://a", "must be a base URL such as"),
+        ("http://a?b", "must be a base URL such as"),
+        ("http://", "must be a base URL such as"),
+    ],
+)
+def test_urls_are_base_urls(url, why, refused):
+    text = refused(load_run, ["--inference.model", "m", "--orchestrator.trainer_url", url])
+    assert why in text
+    assert (
+        read_run(
+            [], ["--inference.model=m", "--orchestrator.trainer_url=https://a/b/"]
+        ).orchestrator.trainer_url
+        == "https://a/b"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--port"], "--port: the value is missing; write --port VALUE"),
+        (["--port", "--host", "a"], "--port: the value is missing; write --port VALUE"),
+        (["port", "9"], "port: not an option; write --key value, and files as --config FILE"),
+        (["-p", "9"], "-p: not an option"),
+        (["--"], "--: not an option"),
+        (["--port", "x"], '[inference] port = "x": must be a whole number (from --port)'),
+        (["--vllm", "x"], '[inference] vllm = "x": must be a table (from --vllm)'),
+    ],
+)
+def test_wrong_arguments(arguments, line, refused):
+    assert line in refused(load_service, "inference", ["--model", "m", *arguments])
+
+
+def test_a_variable_is_named_as_the_origin(monkeypatch, refused):
+    monkeypatch.setenv("KEPTSET_INFERENCE__PORT", "70000")
+    text = refused(load_service, "inference", ["--model", "m"])
+    assert (
+        '[inference] port = "70000": must be less than or equal to 65535 (from KEPTSET_INFERENCE__PORT)'
+        in text
+    )
+
+
+def test_a_list_in_a_variable_must_be_json(monkeypatch, refused):
+    monkeypatch.setenv("KEPTSET_ORCHESTRATOR__INFERENCE_URLS", "http://a")
+    text = refused(load_run, ["--inference.model", "m"])
+    assert "[orchestrator] inference_urls: must be JSON: " in text
+    assert "(from KEPTSET_ORCHESTRATOR__INFERENCE_URLS)" in text
+
+
+def test_an_item_of_a_list_is_no_option(refused):
+    text = refused(load_run, ["--orchestrator.train.source.0.ratio", "2"])
+    assert "lists are given as JSON: --orchestrator.train.source '[...]'" in text
+
+
+def test_all_problems_at_once(toml, refused):
+    text = refused(load_run, [str(toml("nmae = 'x'\n[inference]\nport = -1\n[trainer]\nseeed = 1\n"))])
+    assert len(text.splitlines()) == 3
+
+
+def test_read_run_raises_instead_of_exiting(toml):
+    with pytest.raises(SettingsError, match="port") as error:
+        read_run([toml("[inference]\nport = -1")])
+    assert [problem.path for problem in error.value.problems] == [("inference", "port")]
+    with pytest.raises(ValueError, match="Extra inputs"):
+        RunSettings(nmae="x")

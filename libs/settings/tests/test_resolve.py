@@ -1,0 +1,205 @@
+"""What a run's tables take from each other, and the rules between them."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from keptset_settings import (
+    OrchestratorSettings,
+    RunSettings,
+    SettingsError,
+    TrainerSettings,
+    load_service,
+    resolve_orchestrator,
+    resolve_run,
+    resolve_trainer,
+    to_toml,
+)
+from keptset_settings.resolve import reachable
+
+
+def run_of(text: str) -> RunSettings:
+    return RunSettings.model_validate(tomllib.loads(text))
+
+
+def problem_of(text: str) -> str:
+    with pytest.raises(SettingsError) as error:
+        resolve_run(run_of(text))
+    return str(error.value)
+
+
+MODEL = "inference.model = 'm'\n"
+
+
+def test_a_warm_started_model_is_everybodys_model():
+    run = resolve_run(run_of("runs_dir = 'r'\nwarm_start = {min_letters = 3, seed = 7}"))
+    assert run.warm_start.directory == Path("r/models/reverse-text-3-12-seed7")
+    names = {run.inference.model, run.trainer.model, run.orchestrator.tokenizer}
+    assert names == {"r/models/reverse-text-3-12-seed7"}
+
+
+def test_what_is_written_down_stays():
+    run = resolve_run(
+        run_of(
+            "warm_start.directory = 'w'\ninference.model = 'a'\ntrainer.model = 'b'\n"
+            "orchestrator.tokenizer = 'c'\ntrainer.weights_dir = 'd'\n"
+            "inference.weights_dir = 'e'\ntrainer.output_dir = 'f'\n"
+            "orchestrator.output_dir = 'g'\norchestrator.trainer_url = 'http://t'\n"
+            "orchestrator.inference_urls = ['http://i']"
+        )
+    )
+    assert (run.warm_start.directory, run.inference.model, run.trainer.model) == (Path("w"), "a", "b")
+    assert (run.orchestrator.tokenizer, run.trainer.weights_dir, run.inference.weights_dir) == (
+        "c",
+        Path("d"),
+        Path("e"),
+    )
+    assert (run.trainer.output_dir, run.orchestrator.output_dir) == (Path("f"), Path("g"))
+    assert (run.orchestrator.trainer_url, run.orchestrator.inference_urls) == ("http://t", ["http://i"])
+
+
+def test_models_directories_and_urls_by_default():
+    run = resolve_run(run_of(MODEL + "name = 'x'\ninference.port = 1\ntrainer.port = 2\ntrainer.host = '::'"))
+    assert (run.trainer.model, run.orchestrator.tokenizer) == ("m", "m")
+    assert run.orchestrator.output_dir == Path("runs/x")
+    assert run.trainer.output_dir == Path("runs/x/trainer")
+    assert run.trainer.weights_dir == run.inference.weights_dir == Path("runs/x/weights")
+    assert run.orchestrator.inference_urls == ["http://127.0.0.1:1"]
+    assert run.orchestrator.trainer_url == "http://[::1]:2"
+
+
+def test_the_trainers_model_serves_if_only_that_is_set():
+    assert resolve_run(run_of("trainer.model = 'm'")).inference.model == "m"
+
+
+def test_a_run_without_a_model_says_so_once():
+    assert problem_of("") == "[inference] model: not set; name a directory, or give a run a [warm_start]"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:9"),
+        ("0.0.0.0", "http://127.0.0.1:9"),
+        ("::", "http://[::1]:9"),
+        ("node7", "http://node7:9"),
+    ],
+)
+def test_addresses_to_listen_on_become_urls(host, url):
+    assert reachable(host, 9) == url
+
+
+@pytest.mark.filterwarnings("ignore::keptset_settings.SettingsWarning")
+def test_truncation_switches_capture_on():
+    assert resolve_run(run_of(MODEL)).inference.enable_return_sampling_mask is False
+    source = (
+        "[[orchestrator.train.source]]\n[[orchestrator.train.source]]\nname = 'b'\nsampling.top_p = 0.9\n"
+    )
+    assert resolve_run(run_of(MODEL + source)).inference.enable_return_sampling_mask is True
+    by_hand = MODEL + "inference.enable_return_sampling_mask = true"
+    assert resolve_run(run_of(by_hand)).inference.enable_return_sampling_mask is True
+
+
+def test_capture_switched_off_by_hand_under_truncation():
+    off = MODEL + "inference.enable_return_sampling_mask = false\n"
+    text = problem_of(off + "orchestrator.train.sampling.top_k = 9")
+    assert (
+        "[inference] enable_return_sampling_mask = false: but reverse-text truncates, and without masks"
+        in text
+    )
+    assert "remove it, or set top_p = 1.0, top_k = -1, min_p = 0.0 and no masks in extra_body" in text
+    assert resolve_run(run_of(off)).inference.enable_return_sampling_mask is False
+
+
+def test_truncation_makes_engine_arguments_refused_that_break_capture():
+    arguments = MODEL + "inference.vllm.worker_cls = 'a.B'\n"
+    resolve_run(run_of(arguments))
+    assert "worker_cls" in problem_of(arguments + "orchestrator.train.sampling.top_k = 9")
+
+
+def test_source_names_differ():
+    twice = "[[orchestrator.train.source]]\nname = 'a'\n[[orchestrator.train.source]]\nname = '{}'\n"
+    text = problem_of(MODEL + twice.format("a"))
+    assert text.startswith('[orchestrator.train.source[1]] name = "a": is the name of source[0] too')
+    assert text.endswith("choose another")
+    resolve_run(run_of(MODEL + twice.format("b")))
+
+
+def test_rows_hold_the_longest_sequence():
+    most = MODEL + "orchestrator.train.sampling.max_tokens = 100\ntrainer.row_tokens = {}"
+    text = problem_of(most.format(100))
+    assert text.startswith("[trainer] row_tokens = 100: is too few for a prompt and max_tokens = 100")
+    assert text.endswith("(reverse-text); raise it or lower that")
+    resolve_run(run_of(most.format(101)))
+    context = MODEL + "inference.vllm.max_model_len = 100\ntrainer.row_tokens = {}"
+    assert "row_tokens = 99: is too few for max_model_len = 100" in problem_of(context.format(99))
+    resolve_run(run_of(context.format(100)))
+
+
+def test_the_context_has_room_for_a_prompt():
+    both = MODEL + "inference.vllm.max_model_len = {}\norchestrator.train.sampling.max_tokens = 64"
+    text = problem_of(both.format(64))
+    assert "[inference.vllm] max_model_len = 64: leaves no room for a prompt beside max_tokens = 64" in text
+    resolve_run(run_of(both.format(65)))
+
+
+def test_ports_differ_on_one_host():
+    same = MODEL + "inference.port = 5\norchestrator.port = {}\ninference.host = '0.0.0.0'"
+    assert problem_of(same.format(5)) == "[orchestrator] port = 5: is [inference] port too; choose another"
+    resolve_run(run_of(same.format(6)))
+    resolve_run(run_of(MODEL + "inference.port = 0\ntrainer.port = 0"))
+
+
+def test_the_api_key_reaches_the_orchestrator():
+    run = resolve_run(run_of(MODEL + "inference.api_key = 'k'"))
+    assert run.orchestrator.inference_api_key.get_secret_value() == "k"
+    text = problem_of(MODEL + "inference.api_key = 'k'\norchestrator.inference_api_key = 'l'")
+    assert text.startswith("[orchestrator] inference_api_key: differs from [inference] api_key")
+
+
+@pytest.mark.filterwarnings("ignore::keptset_settings.SettingsWarning")
+def test_a_resolved_run_resolves_to_itself():
+    text = "[warm_start]\n[orchestrator.train.sampling]\ntop_p = 0.9\nextra_body.stop = 'a'\n"
+    text += "[[orchestrator.train.source]]\nsampling.extra_body.ignore_eos = true\n"
+    once = resolve_run(run_of(text))
+    assert resolve_run(once) == once
+    assert resolve_run(run_of(to_toml(once))) == once
+
+
+def test_resolving_leaves_its_argument_alone():
+    run = run_of(MODEL + "orchestrator.train.sampling.top_k = 9")
+    before = run.model_copy(deep=True)
+    resolve_run(run)
+    assert run == before
+
+
+def test_services_alone_say_what_they_need(refused):
+    assert refused(load_service, "inference", []) == (
+        "[inference] model: not set; name a directory, or give a run a [warm_start]\n"
+    )
+    assert refused(load_service, "trainer", ["--model", "m"]).splitlines() == [
+        "[trainer] output_dir: not set; name the directory for the spool and the checkpoints",
+        "[trainer] weights_dir: not set; name the directory for the published weights",
+    ]
+    assert refused(load_service, "orchestrator", []).splitlines() == [
+        '[orchestrator] inference_urls: not set; name the servers, such as ["http://127.0.0.1:8000"]',
+        '[orchestrator] trainer_url: not set; name the trainer, such as "http://127.0.0.1:8001"',
+        "[orchestrator] tokenizer: not set; name the directory of the model's tokenizer",
+        "[orchestrator] output_dir: not set; name the directory for metrics.jsonl",
+    ]
+
+
+def test_services_alone_with_what_they_need():
+    resolve_trainer(TrainerSettings(model="m", output_dir="o", weights_dir="w"))
+    settings = OrchestratorSettings(
+        inference_urls=["http://i"],
+        trainer_url="http://t",
+        tokenizer="m",
+        output_dir="o",
+        train={"sampling": {"top_k": 9}},
+    )
+    assert resolve_orchestrator(settings).train.source[0].sampling.top_k == 9
+    settings.train.sampling.temperature = 0.0
+    with pytest.raises(SettingsError, match="is greedy"):
+        resolve_orchestrator(settings)
