@@ -1,0 +1,213 @@
+"""A server as a user starts it: a configuration file, a command, real HTTP; nothing left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import tomli_w
+
+START_TIMEOUT = 150.0
+"""Seconds until /health must answer 200."""
+
+THREADS = 2
+
+_MARK = "TEST_SERVER_MARK"  # not KEPTSET_...: those are settings
+
+
+def command(config: Path) -> list[str]:
+    """The service, started with a configuration file."""
+    return [sys.executable, "-m", "keptset_inference", "--config", str(config)]
+
+
+class Process:
+    """A started server and everything that it started, found by a mark in their environment."""
+
+    def __init__(self, argv: list[str], log: Path, environment: dict[str, str]):
+        self.log, self._mark = log, uuid.uuid4().hex
+        env = os.environ | {
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(THREADS),
+        }
+        with log.open("ab") as output:
+            self.popen = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=env | environment | {_MARK: self._mark},
+                start_new_session=True,
+            )
+
+    def alive(self) -> list[int]:
+        """Process ids of the server and its descendants that still run."""
+        needle, found = f"{_MARK}={self._mark}".encode(), []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                zombie = entry.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "Z"
+                if not zombie and needle in entry.joinpath("environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # gone, or somebody else's
+        return found
+
+    def wait_until_gone(self, seconds: float) -> list[int]:
+        """Process ids that are still there after so many seconds; returns as soon as there are none."""
+        end = time.monotonic() + seconds
+        while True:
+            self.popen.poll()  # reaps it
+            left = self.alive()
+            if not left or time.monotonic() > end:
+                return left
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL to what is left after a while."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+        for pid in self.wait_until_gone(20):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.wait_until_gone(5)
+
+    def last_lines(self, lines: int = 40) -> str:
+        """The end of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Server:
+    """A server that answered healthy."""
+
+    def __init__(self, process: Process, url: str, model: str, api_key: str | None, weights: Path | None):
+        self.process, self.url, self.model, self.weights = process, url, model, weights
+        self.headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+    def client(self, connections: int = 256) -> httpx.AsyncClient:
+        """A client for many requests at a time."""
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
+        return httpx.AsyncClient(base_url=self.url, headers=self.headers, timeout=120, limits=limits)
+
+    def call(self, method: str, path: str, **request) -> httpx.Response:
+        """One request, waited for."""
+        with httpx.Client(base_url=self.url, headers=self.headers, timeout=120) as client:
+            return client.request(method, path, **request)
+
+    def generate(self, body: dict, **headers: str) -> httpx.Response:
+        """One request to generate."""
+        return self.call("POST", "/inference/v1/generate", json=body, headers=headers)
+
+    def update(self, version: int) -> dict:
+        """Load a published version; the answer."""
+        response = self.call("POST", "/keptset/v1/weights", json={"version": version})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def metric(self, name: str) -> float:
+        """Sum over the labels of one of vLLM's metrics."""
+        lines = self.call("GET", "/metrics").text.splitlines()
+        values = [float(line.split()[-1]) for line in lines if line.partition("{")[0] == name]
+        assert values, f"no metric {name}"
+        return sum(values)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def write_config(directory: Path, **inference) -> Path:
+    """A file with the table [inference] alone; None is left out."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "inference.toml"
+    path.write_text(tomli_w.dumps({"inference": {k: v for k, v in inference.items() if v is not None}}))
+    return path
+
+
+ENGINE = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "seed": 0}
+"""Engine arguments of every server here."""
+
+
+@contextmanager
+def keptset_server(
+    directory: Path,
+    model: Path,
+    *,
+    capture: bool = True,
+    api_key: str | None = None,
+    weights: Path | None = None,
+    kept_tokens_format: str | None = None,
+    **engine,
+) -> Iterator[Server]:
+    """Our server with these engine arguments on top of ENGINE; its log is directory/server.log."""
+    port = free_port()
+    config = write_config(
+        directory,
+        model=str(model),
+        port=port,
+        api_key=api_key,
+        weights_dir=None if weights is None else str(weights),
+        enable_return_sampling_mask=capture,
+        kept_tokens_format=kept_tokens_format,
+        vllm=ENGINE | engine,
+    )
+    process = Process(command(config), directory / "server.log", {})
+    with _serving(process, port, str(model), api_key, weights) as server:
+        yield server
+
+
+@contextmanager
+def stock_server(directory: Path, model: Path, **engine) -> Iterator[Server]:
+    """VLLM as it comes, with the settings that ours implies: processed logprobs, no generation config."""
+    port = free_port()
+    argv = [sys.executable, str(Path(__file__).with_name("stock_vllm.py"))]
+    argv += ["--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--enable-scale-out"]
+    argv += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    for name, value in (ENGINE | engine).items():
+        argv += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    directory.mkdir(parents=True, exist_ok=True)
+    process = Process(argv, directory / "server.log", {})
+    with _serving(process, port, str(model), None, None) as server:
+        yield server
+
+
+@contextmanager
+def _serving(process, port, model, api_key, weights) -> Iterator[Server]:
+    try:
+        server = Server(process, f"http://127.0.0.1:{port}", model, api_key, weights)
+        _wait_for_health(server)
+        yield server
+    finally:
+        process.stop()
+
+
+def _wait_for_health(server: Server) -> None:
+    end = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < end:
+        code = server.process.popen.poll()
+        assert code is None, f"the server ended with {code}; its log:\n{server.process.last_lines()}"
+        try:
+            if server.call("GET", "/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError(
+        f"the server was not healthy after {START_TIMEOUT:.0f} s; its log:\n{server.process.last_lines()}"
+    )

@@ -1,0 +1,67 @@
+"""Where it would be biased or open, the server does not start: a line says why, no process stays."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from .server import ENGINE, Process, command, free_port, write_config
+
+pytestmark = pytest.mark.engine
+
+REFUSED = {
+    "raw logprobs": ({"logprobs_mode": "raw_logprobs"}, {}, ["logprobs_mode", "processed_logprobs"]),
+    "speculative decoding": (
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+        {},
+        ["speculative_config"],
+    ),
+    "a foreign logits processor": ({"logits_processors": ["somebody:Else"]}, {}, ["logits_processors"]),
+    "another worker": ({"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}, {}, ["worker_cls"]),
+    "another scheduler": (
+        {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"},
+        {},
+        ["scheduler_cls"],
+    ),
+    "the model's sampling defaults": ({"generation_config": "auto"}, {}, ["generation_config"]),
+    "developer mode": ({}, {"VLLM_SERVER_DEV_MODE": "1"}, ["VLLM_SERVER_DEV_MODE", "unset"]),
+    "the other model runner": ({}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, ["VLLM_USE_V2_MODEL_RUNNER"]),
+    "an unknown engine argument": ({"max_model_length": 64}, {}, ["max_model_length", "max_model_len"]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory, tiny_versions):
+    """Name -> (exit code, log, processes left), of one attempt each; two at a time."""
+
+    def attempt(name: str):
+        engine, environment, _ = REFUSED[name]
+        directory = tmp_path_factory.mktemp("refused")
+        config = write_config(
+            directory,
+            model=str(tiny_versions.base),
+            port=free_port(),
+            enable_return_sampling_mask=True,
+            vllm=ENGINE | engine,
+        )
+        process = Process(command(config), directory / "server.log", environment)
+        try:
+            process.popen.wait(60)
+            left = process.wait_until_gone(5)
+        finally:
+            process.stop()
+        return process.popen.returncode, process.log.read_text(), left
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(REFUSED, pool.map(attempt, REFUSED), strict=True))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_refuses_to_start(attempts, name):
+    code, log, left = attempts[name]
+    assert code not in (0, None), log
+    assert code > 0, f"ended by signal {-code}"
+    assert left == []
+    last = [line for line in log.splitlines() if line.strip()][-1]
+    for word in REFUSED[name][2]:
+        assert word in last, log
+    assert "Traceback" not in log, log
