@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from keptset_settings import OrchestratorSettings
@@ -11,6 +12,10 @@ from .driving import Drive
 from .fake_inference import FakeInference
 from .fake_trainer import FakeTrainer
 from .small_tokenizer import write_tokenizer
+
+# A busy machine is no error: time is bounded by pytest's own time-out.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """A trainer that speaks the contract without a model, and misbehaves on demand."""
 
 import asyncio
+import math
 import time
 from typing import Any
 
@@ -16,11 +17,11 @@ METRICS = {"mismatch_kl/mean": 1e-9, "kept/coverage": 1.0, "seconds/train": 0.25
 
 
 class FakeTrainer(Served):
-    """Accepts batches in order, "trains" each as soon as `hold` is False.
+    """Accepts batches in order, "trains" each at once, unless it is told to hold.
 
     Attributes:
         batches: The accepted batches, by step.
-        hold: While True, accepted steps stay in training.
+        hold_from: Accepted steps from this one on stay in training.
         put_faults, get_faults: Status codes that the next PUTs or GETs are answered with.
         lose_answers: That many PUTs are accepted, but answered with 503.
         puts: Steps of all PUTs that came.
@@ -40,7 +41,7 @@ class FakeTrainer(Served):
         self.row_tokens = 256
         self.unsafe = False
         self.batches: dict[int, TrainingBatch] = {}
-        self.hold = False
+        self.hold_from = math.inf
         self.healthy = True
         self.put_faults: list[int] = []
         self.get_faults: list[int] = []
@@ -61,7 +62,7 @@ class FakeTrainer(Served):
 
         @app.get("/keptset/v1/status")
         async def status() -> dict[str, Any]:
-            trained = len(self.batches) - (1 if self.hold and self.batches else 0)
+            trained = int(min(len(self.batches), self.hold_from - 1))
             return {
                 "service": "trainer",
                 "version": "0",
@@ -106,7 +107,7 @@ class FakeTrainer(Served):
             if step not in self.batches:
                 return _error(404)
             deadline = time.monotonic() + wait
-            while self.hold:
+            while step >= self.hold_from:
                 if time.monotonic() > deadline:
                     return JSONResponse({"state": "training"}, 202)
                 await asyncio.sleep(0.01)

@@ -43,6 +43,8 @@ class Served:
         assert not self.thread.is_alive()
 
     def _abort_connections(self) -> None:
+        for listening in self.server.servers:
+            listening.close()
         for connection in list(self.server.server_state.connections):
             connection.transport.abort()
 

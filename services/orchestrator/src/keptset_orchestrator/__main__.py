@@ -27,11 +27,13 @@ def main(argv: list[str] | None = None) -> int:
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(message)s",
     )
-    for noisy in ("httpx", "httpcore", "asyncio"):
+    for noisy in ("httpx", "httpcore", "asyncio", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     debug = settings.log_level == "debug"
     try:
         return asyncio.run(drive(settings))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # before there was anything to stop
     except (OrchestratorError, ValueError, OSError) as error:
         log.error("%s", _one_line(error), exc_info=debug)
     except Exception as error:

@@ -89,7 +89,7 @@ async def serving(app: FastAPI, host: str, port: int) -> AsyncIterator[int]:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ValueError(f"orchestrator.host = {host!r}, port = {port}: {error.strerror or error}") from error
-    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+    server = _Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from .errors import OrchestratorError, PeerUnavailableError
+from .errors import PeerUnavailableError
 from .inference import InferenceServer, InferenceStatus
 from .peers import TransientError
+from .together import together
 
 Check = Callable[[InferenceServer, InferenceStatus], None]
 """Raises PeerMismatchError if a server cannot serve the run."""
@@ -48,7 +49,7 @@ class Fleet:
         Raises:
             OrchestratorError: of the first server that fails, naming it.
         """
-        await _all_of([self._inspect(server) for server in self.servers])
+        await together([self._inspect(server) for server in self.servers])
 
     async def load_weights(self, version: int) -> None:
         """Have every server carry a version; one that already does is not asked.
@@ -58,7 +59,7 @@ class Fleet:
         """
         await self._stop_revivals()
         self._version = version
-        await _all_of([self._load(server, version) for server in self.servers])
+        await together([self._load(server, version) for server in self.servers])
 
     async def pick(self, avoid: InferenceServer | None = None) -> InferenceServer:
         """The server with the fewest requests in flight, if possible another than `avoid`.
@@ -129,13 +130,3 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _all_of(coroutines: list) -> None:
-    """Run all; the first error ends the others and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for coroutine in coroutines:
-                group.create_task(coroutine)
-    except* OrchestratorError as errors:
-        raise errors.exceptions[0] from None

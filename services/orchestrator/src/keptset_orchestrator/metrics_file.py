@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 class MetricsFile:
     """The rows of a run.
 
-    Opening repairs what a crash left: a torn last line goes, and so do the rows of steps that the run will do
-    again (`next_step` and later) and earlier rows of a step that was written twice.
+    Opening repairs what a crash left: a torn last line goes, and of a step that was written twice the earlier
+    row. Rows of steps that the run will do again (`next_step` and later) move to metrics.dropped.jsonl.
 
     Args:
         path: Created if it is not there.
@@ -34,7 +34,11 @@ class MetricsFile:
         rows = _read_rows(data, path)
         kept = {step: row for step, row in sorted(rows.items()) if step < next_step}
         if dropped := sorted(rows.keys() - kept.keys()):
-            log.warning("%s: rows of steps %s are dropped, those steps are done again", path, dropped)
+            aside = path.with_suffix(".dropped.jsonl")
+            log.warning("%s: steps %s are done again, their rows are now in %s", path, dropped, aside)
+            with open(aside, "ab") as file:
+                file.writelines(_line(rows[step]) for step in dropped)
+                os.fsync(file.fileno())
         repaired = b"".join(map(_line, kept.values()))
         if repaired != data or not path.exists():
             write_durably(path, repaired)

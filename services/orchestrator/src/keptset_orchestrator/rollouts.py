@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .arrival import Completion, check_answer
-from .errors import EnvironmentFaultError, OrchestratorError, RolloutFailedError
+from .errors import EnvironmentFaultError, RolloutFailedError
 from .fleet import Fleet
 from .inference import InferenceServer
 from .peers import TransientError
 from .sources import Prompt
+from .together import together
 from .tokenizer import ChatTokenizer
 
 
@@ -82,12 +83,7 @@ class RolloutCollector:
                 completions = await self._sample(prompt, weight_version)
             return await asyncio.to_thread(self._reward, prompt, completions)
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(one(prompt)) for prompt in prompts]
-        except* OrchestratorError as errors:
-            raise errors.exceptions[0] from None
-        return [task.result() for task in running]
+        return await together(one(prompt) for prompt in prompts)
 
     async def _sample(self, prompt: Prompt, weight_version: int) -> list[Completion]:
         failed_at: InferenceServer | None = None

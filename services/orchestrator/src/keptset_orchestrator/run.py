@@ -24,6 +24,7 @@ from .progress import Progress
 from .rollout_records import RolloutRecord, RolloutRecords
 from .rollouts import Attempts, RolloutCollector
 from .sources import Source, step_prompts
+from .together import together
 from .tokenizer import ChatTokenizer
 from .trainer import OtherBatchError, Trainer, TrainerStatus
 
@@ -43,16 +44,21 @@ async def run(settings: OrchestratorSettings, progress: Progress) -> None:
     output_dir.mkdir(parents=True, exist_ok=True)
     key = settings.inference_api_key
     # No proxy stands between the services, whatever the environment says. Time-outs are around whole calls.
+    # Idle connections are dropped before uvicorn does so (5 s), lest a request meets one that closes.
     limits = httpx.Limits(
-        max_connections=None, max_keepalive_connections=settings.max_concurrent_requests + 4
+        max_connections=None,
+        max_keepalive_connections=settings.max_concurrent_requests + 4,
+        keepalive_expiry=2.0,
     )
-    async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
+    # Certificates take a tenth of a second to load and are looked at only where https is spoken.
+    https = any(url.startswith("https:") for url in (trainer_url, *settings.inference_urls))
+    async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False, verify=https) as client:
         trainer = Trainer(trainer_url, client)
         servers = [
             InferenceServer(url, client, None if key is None else key.get_secret_value())
             for url in settings.inference_urls
         ]
-        await trainer.wait_healthy(settings.startup_timeout)
+        await together(peer.wait_healthy(settings.startup_timeout) for peer in (trainer, *servers))
         status = await trainer.status(seconds=settings.startup_timeout)
         context = _Context(sources, trainer, status)
         fleet = Fleet(

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from .environments import Environment
+from .errors import EnvironmentFaultError
 from .tokenizer import ChatTokenizer
 
 
@@ -84,23 +85,37 @@ def step_prompts(sources: Sequence[Source], step: int, tokenizer: ChatTokenizer)
     """The prompts of a step (from 1), a function of the sources' seeds and the step alone.
 
     Raises:
+        EnvironmentFaultError: an environment raised, or has no more examples.
         ValueError: the chat template rejects a conversation.
     """
     prompts: list[Prompt] = []
     for source in sources:
-        start = (step - 1) * source.prompts
-        for example in islice(source.environment.examples(source.prompt_seed, start), source.prompts):
+        for example, messages in _ask(source, (step - 1) * source.prompts):
             index = len(prompts)
             prompts.append(
                 Prompt(
                     source=source,
                     group=f"{source.name}/{step}/{index}",
                     example=example,
-                    token_ids=tokenizer.encode_messages(source.environment.messages(example)),
+                    token_ids=tokenizer.encode_messages(messages),
                     seed=derive_seed(source.sampling_seed, step, index),
                 )
             )
     return prompts
+
+
+def _ask(source: Source, start: int) -> list[tuple[Any, list[dict[str, str]]]]:
+    """The examples of one step, and the conversations to complete."""
+    environment = source.environment
+    where = f"environment of source {source.name}: examples {start} to {start + source.prompts - 1}"
+    try:
+        examples = islice(environment.examples(source.prompt_seed, start), source.prompts)
+        asked = [(example, environment.messages(example)) for example in examples]
+    except Exception as error:
+        raise EnvironmentFaultError(f"{where}: {type(error).__name__}: {error}") from error
+    if len(asked) < source.prompts:
+        raise EnvironmentFaultError(f"{where}: the stream ended after {len(asked)}; it must be endless")
+    return asked
 
 
 def derive_seed(seed: int, step: int, prompt: int) -> int:

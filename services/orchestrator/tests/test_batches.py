@@ -1,0 +1,167 @@
+"""Every array of a sample is aligned with its tokens."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kept_tokens import KeptTokens, KeptTokensError
+from kept_tokens.messages import TrainingBatch, check_batch, decode, encode
+from keptset_orchestrator import ReverseText
+from keptset_orchestrator.arrival import Completion
+from keptset_orchestrator.batches import build_sample, build_samples, rollout_metrics
+from keptset_orchestrator.rollouts import Group
+from keptset_orchestrator.sources import Prompt, Source
+
+VOCAB = 50
+
+
+ONE_TOKEN = Completion(np.array([1], np.int32), np.array([-1], np.float32), None, "stop", None, [(0, 0, 1)])
+
+
+def source(truncates: bool, name: str = "letters") -> Source:
+    return Source(
+        name=name,
+        environment=ReverseText(1, 2),
+        sampling={"temperature": 0.5},
+        truncates=truncates,
+        prompts=1,
+        prompt_seed=0,
+        sampling_seed=0,
+    )
+
+
+@st.composite
+def completions(draw, truncates: bool) -> Completion:
+    rows = draw(st.lists(st.sets(st.integers(0, VOCAB - 1), min_size=1, max_size=5), max_size=12))
+    tokens = np.array([draw(st.sampled_from(sorted(row))) for row in rows], np.int32)
+    logprobs = draw(st.lists(st.floats(-50, 0, width=32), min_size=len(rows), max_size=len(rows)))
+    return Completion(
+        token_ids=tokens,
+        logprobs=np.array(logprobs, np.float32),
+        kept=KeptTokens.from_rows([sorted(row) for row in rows]) if truncates else None,
+        finish_reason=draw(st.sampled_from(["stop", "length"])),
+        stop_token_id=None,
+        weight_versions=[(3, 0, len(rows))] if rows else [],
+    )
+
+
+@st.composite
+def groups(draw) -> Group:
+    truncates = draw(st.booleans())
+    size = draw(st.integers(1, 5))
+    prompt = Prompt(
+        source=source(truncates),
+        group=f"letters/1/{draw(st.integers(0, 99))}",
+        example="a",
+        token_ids=draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9)),
+        seed=0,
+    )
+    return Group(
+        prompt=prompt,
+        completions=[draw(completions(truncates)) for _ in range(size)],
+        rewards=draw(st.lists(st.floats(0, 1), min_size=size, max_size=size)),
+    )
+
+
+@settings(max_examples=30)
+@given(st.lists(groups(), min_size=1, max_size=3))
+def test_samples_pass_the_trainers_checks_after_the_wire(drawn: list[Group]):
+    samples = build_samples(drawn, normalize_std=True, vocab_size=VOCAB)
+    batch = decode(encode(TrainingBatch.build(1, samples)), TrainingBatch)
+    check_batch(batch, VOCAB)
+    assert batch.samples == samples
+
+
+@settings(max_examples=40)
+@given(groups())
+def test_completion_is_found_where_the_loss_mask_is_set(group: Group):
+    samples = build_samples([group], normalize_std=False, vocab_size=VOCAB)
+    before = len(group.prompt.token_ids)
+    for sample, completion in zip(samples, group.completions, strict=True):
+        arrays, tokens = sample.arrays(), len(completion.token_ids)
+        assert arrays.loss_mask.tolist() == [False] * before + [True] * tokens
+        assert arrays.token_ids.tolist() == group.prompt.token_ids + completion.token_ids.tolist()
+        assert (arrays.logprobs[before:] == completion.logprobs).all()
+        assert not arrays.logprobs[:before].any()
+        assert (arrays.temperatures == np.float32(0.5)).all()
+        assert len(set(arrays.advantages[before:].tolist())) <= 1
+        assert not arrays.advantages[:before].any()
+        assert [tuple(span) for span in sample.weight_versions] == (
+            [(3, before, before + tokens)] if tokens else []
+        )
+
+
+@settings(max_examples=40)
+@given(groups())
+def test_kept_sets_stay_with_their_tokens(group: Group):
+    for sample, completion in zip(
+        build_samples([group], normalize_std=False, vocab_size=VOCAB), group.completions, strict=True
+    ):
+        assert sample.must_have_masks is group.prompt.source.truncates
+        kept = sample.kept()
+        if completion.kept is None:
+            assert kept is None
+            continue
+        before = len(group.prompt.token_ids)
+        assert not kept.counts[:before].any()
+        assert kept.slice(before) == completion.kept
+
+
+@settings(max_examples=40)
+@given(groups())
+def test_advantages_of_a_group_sum_to_zero(group: Group):
+    samples = build_samples([group], normalize_std=True, vocab_size=VOCAB)
+    whole = [s for s, c in zip(samples, group.completions, strict=True) if len(c.token_ids)]
+    if len(whole) == len(samples):
+        assert sum(float(s.arrays().advantages[-1]) for s in samples) == pytest.approx(0, abs=1e-5)
+
+
+def test_sample_ids_are_unique_and_name_the_rollout():
+    prompt = Prompt(source(False), "letters/7/2", "a", [5], 0)
+    samples = build_samples([Group(prompt, [ONE_TOKEN] * 3, [0, 1, 0])], normalize_std=True, vocab_size=9)
+    assert [s.sample_id for s in samples] == ["letters/7/2/0", "letters/7/2/1", "letters/7/2/2"]
+    assert {s.group for s in samples} == {"letters/7/2"}
+
+
+def test_sample_that_lost_its_masks_is_named():
+    group = Group(Prompt(source(True), "letters/1/0", "a", [5], 0), [ONE_TOKEN], [0.0])
+    with pytest.raises(KeptTokensError, match=r"letters/1/0/0.*position 1"):
+        build_samples([group], normalize_std=True, vocab_size=9)
+
+
+def test_metrics_describe_the_rollouts():
+    def completion(tokens: int, reason: str) -> Completion:
+        return Completion(
+            np.ones(tokens, np.int32), -np.ones(tokens, np.float32), None, reason, None, [(0, 0, tokens)]
+        )
+
+    first, second = (Prompt(source(False), f"a/1/{i}", "a", [5], 0) for i in range(2))
+    lively = Group(first, [completion(2, "stop"), completion(4, "length")], [0.0, 1.0])
+    equal = Group(second, [completion(1, "stop"), completion(1, "stop")], [0.5, 0.5])
+    samples = build_samples([lively, equal], normalize_std=True, vocab_size=9)
+    assert rollout_metrics([lively, equal], samples) == {
+        "reward/mean": 0.5,
+        "reward/max": 1.0,
+        "reward/min": 0.0,
+        "rollout/trainable_share": 0.5,
+        "rollout/tokens": 8.0,
+        "rollout/length_mean": 2.0,
+        "rollout/truncated_share": 0.25,
+    }
+
+
+def test_metrics_of_several_sources_are_told_apart():
+    drawn = [
+        Group(Prompt(source(False, name), f"{name}/1/0", "a", [5], 0), [ONE_TOKEN] * 2, rewards)
+        for name, rewards in (("x", [0.0, 1.0]), ("y", [0.25, 0.25]))
+    ]
+    metrics = rollout_metrics(drawn, build_samples(drawn, normalize_std=True, vocab_size=9))
+    assert (metrics["source/x/reward/mean"], metrics["source/y/reward/mean"]) == (0.5, 0.25)
+
+
+def test_empty_completion_is_a_sample_without_loss():
+    empty = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), None, "stop", None, [])
+    sample = build_sample(Prompt(source(True), "a/1/0", "a", [5, 6], 0), 0, empty, 1.0)
+    assert not sample.arrays().loss_mask.any()
+    assert not sample.arrays().advantages.any()

@@ -1,0 +1,113 @@
+"""What is asked of the peers before the first rollout, and what stops the run there."""
+
+import asyncio
+
+import pytest
+from pydantic import SecretStr
+
+from keptset_orchestrator import PeerMismatchError, PeerRefusedError, PeerUnavailableError
+
+from .driving import Drive
+from .fake_inference import FakeInference
+from .fake_trainer import FakeTrainer
+
+
+@pytest.mark.parametrize(
+    "capture",
+    [
+        {"enabled": False, "kind": "v1", "width": 512, "proven": True},
+        {"enabled": True, "kind": "off", "width": None, "proven": True},
+        {"enabled": True, "kind": "v1", "width": 512, "proven": False},
+    ],
+)
+async def test_truncating_source_and_server_without_capture_are_refused(
+    capture: dict, drive: Drive, inference: FakeInference
+):
+    inference.capture = capture
+    with pytest.raises(
+        PeerMismatchError,
+        match=rf"inference server {inference.url} does not capture .*source 'reverse-text' truncates",
+    ):
+        await drive()
+    assert inference.requests == []
+    assert inference.posted == []
+
+
+async def test_capture_narrower_than_top_k_is_refused(drive: Drive, inference: FakeInference):
+    inference.capture["width"] = 256
+    with pytest.raises(PeerMismatchError, match=r"captures 256 ids a token, but source .* top_k 512"):
+        await drive()
+
+
+async def test_other_vocabulary_than_the_trainers_is_refused(
+    drive: Drive, inference: FakeInference, trainer: FakeTrainer
+):
+    trainer.vocab_size = 300
+    with pytest.raises(
+        PeerMismatchError,
+        match=rf"{inference.url} has a vocabulary of 261, trainer {trainer.url} one of 300",
+    ):
+        await drive()
+    assert inference.requests == []
+
+
+async def test_one_unfit_server_among_others_is_named(drive: Drive, inference: FakeInference):
+    other = FakeInference()
+    try:
+        other.capture["proven"] = False
+        drive.settings.inference_urls.append(other.url)
+        with pytest.raises(PeerMismatchError, match=other.url):
+            await drive()
+    finally:
+        other.kill()
+
+
+@pytest.mark.parametrize("who", ["inference", "trainer"])
+async def test_peer_that_is_not_healthy_in_time_is_named(
+    who: str, drive: Drive, inference: FakeInference, trainer: FakeTrainer
+):
+    drive.settings.startup_timeout = 0.3
+    peer = {"inference": inference, "trainer": trainer}[who]
+    peer.healthy = False
+    with pytest.raises(PeerUnavailableError, match=rf"{who}.* {peer.url} .* within 0.3 s; .*: 503"):
+        await drive()
+
+
+async def test_peer_that_does_not_listen_is_named(drive: Drive, inference: FakeInference):
+    drive.settings.startup_timeout = 0.3
+    inference.kill()
+    with pytest.raises(PeerUnavailableError, match=rf"inference server {inference.url} .*connection failed"):
+        await drive()
+
+
+async def test_peer_that_becomes_healthy_later_is_waited_for(drive: Drive, inference: FakeInference):
+    inference.kill()
+    inference.healthy = False
+
+    async def later():
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(inference.start_again)
+        inference.healthy = True
+
+    rows, _ = await asyncio.gather(drive(), later())
+    assert len(rows) == 3
+
+
+async def test_swapped_addresses_are_noticed(drive: Drive, inference: FakeInference, trainer: FakeTrainer):
+    drive.settings.inference_urls, drive.settings.trainer_url = [trainer.url], inference.url
+    with pytest.raises(PeerMismatchError, match="not that of a Keptset trainer"):
+        await drive()
+
+
+async def test_api_key_opens_the_inference_server(drive: Drive, inference: FakeInference):
+    inference.api_key = "sesame"
+    with pytest.raises(PeerRefusedError, match=rf"{inference.url}: status: 401 no key"):
+        await drive()
+    drive.settings.inference_api_key = SecretStr("sesame")
+    assert len(await drive()) == 3
+
+
+async def test_weights_that_are_there_are_not_loaded_again(drive: Drive, inference: FakeInference):
+    inference.weight_version = 0
+    await drive()
+    assert inference.posted == [1, 2, 3]
