@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import mmap
 import os
 import time
 from collections.abc import AsyncIterator
@@ -179,7 +180,7 @@ async def receive(request: Request, incoming: Path, max_bytes: int) -> None:
 def check(path: Path, step: int, vocab_size: int, row_tokens: int) -> bytes:
     """Decode the batch in `path` and check all of it; its content hash. Anything wrong is a 422."""
     try:
-        batch = decode(path.read_bytes(), TrainingBatch)
+        batch = decode(mapped(path), TrainingBatch)
         if batch.step != step:
             raise ValueError(f"the batch says step {batch.step}, the address says {step}")
         check_batch(batch, vocab_size)
@@ -187,6 +188,13 @@ def check(path: Path, step: int, vocab_size: int, row_tokens: int) -> bytes:
     except ValueError as error:
         raise Refusal(422, "invalid_batch", str(error), step=step) from None
     return batch.content_hash
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file that nobody changes, without a copy of them."""
+    with path.open("rb") as file:
+        empty = os.fstat(file.fileno()).st_size == 0
+        return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def check_trainable(batch: TrainingBatch, row_tokens: int) -> None:

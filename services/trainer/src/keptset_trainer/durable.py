@@ -59,7 +59,7 @@ def finish_directory(temporary: Path, path: Path) -> None:
 
 def remove_directory(path: Path) -> None:
     """Remove a directory so that no half of it ever carries its name."""
-    doomed = path.with_name(f"{TEMPORARY}{path.name}")
+    doomed = path.with_name(f"{TEMPORARY}old-{path.name}")
     if doomed.exists():
         shutil.rmtree(doomed)
     path.rename(doomed)

@@ -1,8 +1,8 @@
 """Where everything is under `trainer.output_dir` and `trainer.weights_dir`.
 
-The ingest process writes `spool/` and `settings.json`, the training loop all the rest:
+The ingest process writes `spool/` and `settings.json`, the training loop the rest:
 
-    spool/step-000001.msgpack     an accepted batch, as it came
+    spool/step-000001.msgpack     an accepted batch, as it came; goes when it is two steps old
     results/step-000001.json      what the step gave; kept for ever
     checkpoints/step-000001/      model, optimiser and result after the step; the last two
     loop.json                     what the living loop is doing

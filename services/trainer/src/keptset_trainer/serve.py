@@ -26,6 +26,9 @@ LOCK_PATIENCE = 30.0
 
 def serve(argv: list[str]) -> int:
     """Run until SIGTERM or SIGINT (0) or until the training loop dies (1)."""
+    if "--help" in argv or "-h" in argv:
+        print("keptset-trainer [serve] --config FILE ...")
+        print("keptset-trainer warm-start --directory DIR ...\n")
     settings = load_service("trainer", argv)
     for name in ("model", "output_dir", "weights_dir"):
         if getattr(settings, name) is None:
@@ -64,9 +67,9 @@ def serve(argv: list[str]) -> int:
         ),
         loop,
     )
-    # uvicorn sends itself the signal that ended it once more; by then there is nothing left to do
+    # before uvicorn's own handlers are in place, and after, when it sends itself the signal once more
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, server.handle_exit)
     threading.Thread(target=server.watch, name="watch-loop", daemon=True).start()
     try:
         server.run()

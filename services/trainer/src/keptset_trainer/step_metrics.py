@@ -51,8 +51,8 @@ class StepMetrics:
     sequences: int = 0
     rejected_sequences: int = 0
 
-    def add(self, row: MicroBatch, scored: KeptLogprobs, loss: LossSum) -> None:
-        """Count one row in, after its forward pass."""
+    def add(self, row: MicroBatch, scored: KeptLogprobs, loss: LossSum, ignored_masks: bool = False) -> None:
+        """Count one row in, after its forward pass; `ignored_masks` if it was scored without its masks."""
         log_ratio = scored.logprobs.detach().double() - row.rollout_logprobs.double()
         self.ratio.add(torch.exp(log_ratio))
         self.log_ratio_size.add(log_ratio.abs())
@@ -62,7 +62,7 @@ class StepMetrics:
         self.entropy_kept.add(known(scored.entropy_kept))
         if scored.entropy is not None:
             self.entropy_full.add(known(scored.entropy))
-        if scored.kept_mass is not None:
+        if scored.kept_mass is not None and not ignored_masks:
             self.kept_mass.add(known(scored.kept_mass, counts > 0))
         self.loss += float(loss.total.detach())
         self.tokens += row.token_ids.numel()

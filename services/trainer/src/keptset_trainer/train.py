@@ -8,6 +8,7 @@ the next start from what is there.
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from .durable import sweep, write_json
 from .folders import Folders, numbered
 from .losses import loss_function
 from .model import load_policy
-from .train_step import Abandoned, train_step
+from .train_step import Abandoned, NotFinite, train_step
 
 POLL_SECONDS = 0.02
 
@@ -79,6 +80,10 @@ def train(settings: TrainerSettings, parent: int) -> None:
                 ignore_masks=settings.unsafe_ignore_kept_tokens,
                 told_to_stop=told_to_stop,
             )
+        except NotFinite as error:
+            raise NotFinite(
+                f"step {step}: {error}. To give the step another batch, remove {folders.batch(step)}"
+            ) from error
         except Abandoned:
             log(f"told to stop, step {step} abandoned; it is trained after the next start")
             break
@@ -116,6 +121,9 @@ def finish(folders: Folders, saved: Path, record: dict[str, Any], keep_weights: 
         )
     weights.keep_newest(folders, keep_weights)
     checkpoint.keep_newest(folders)
+    for old, path in numbered(folders.spool, "step-").items():
+        if old <= step - checkpoint.KEEP:
+            path.unlink()  # its hash is in the result
 
 
 def first_record(settings: TrainerSettings, folders: Folders) -> dict[str, Any]:
@@ -147,7 +155,9 @@ def check_same_run(record: dict[str, Any], settings: TrainerSettings, start: Pat
         )
 
 
-def wait_for_batch(path: Path, step: int, parent: int, told_to_stop: Any) -> TrainingBatch | None:
+def wait_for_batch(
+    path: Path, step: int, parent: int, told_to_stop: Callable[[], bool]
+) -> TrainingBatch | None:
     """The batch of `step` when it is there; None if told to stop before."""
     while not path.exists():
         if told_to_stop():
@@ -173,8 +183,8 @@ def pick_device(name: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
-def stop_on_sigterm() -> Any:
+def stop_on_sigterm() -> Callable[[], bool]:
     """From here on SIGTERM is a question that the loop answers; before, it just ends the process."""
-    asked = []
+    asked: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     return lambda: bool(asked)

@@ -61,7 +61,7 @@ def train_step(
         check_finite(row, scored, samples)
         summed = loss(scored.logprobs, row.rollout_logprobs, row.advantages, row.sequence, row.num_sequences)
         (summed.total / loss_tokens).backward()
-        metrics.add(row, scored, summed)
+        metrics.add(row, scored, summed, ignore_masks)
     grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm)
     if not (torch.isfinite(grad_norm) and torch.isfinite(torch.tensor(metrics.loss))):
         raise NotFinite(blame(policy, optimizer, samples, loss, ignore_masks))

@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from .tokenizer import ASSISTANT, END, PAD
+from .tokenizer import ASSISTANT, END, PAD, USER
 
 IGNORED = -100
 """Label of positions that are not trained on, as torch's cross entropy has it."""
@@ -24,11 +24,13 @@ def strings(generator: random.Random, count: int, min_letters: int, max_letters:
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """`<|user|>text<|end|><|assistant|>`, by the chat template."""
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-    )
-    return tokenizer.encode(rendered, add_special_tokens=False)
+    """`<|user|>text<|end|><|assistant|>`, which is what the chat template makes of one message."""
+    return [USER, *letter_ids(tokenizer, text), END, ASSISTANT]
+
+
+def letter_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """One id a letter: without merges a text is its bytes."""
+    return tokenizer.convert_tokens_to_ids(list(text))
 
 
 def training_batch(
@@ -38,8 +40,7 @@ def training_batch(
     rows, labels = [], []
     for text in texts:
         prompt = prompt_ids(tokenizer, text)
-        answer = [*tokenizer.encode(text[::-1], add_special_tokens=False), END]
-        assert prompt[-1] == ASSISTANT
+        answer = [*letter_ids(tokenizer, text[::-1]), END]
         rows.append(prompt + answer)
         labels.append([IGNORED] * (len(prompt) - 1) + answer + [IGNORED])
     length = max(map(len, rows))

@@ -1,0 +1,315 @@
+"""The HTTP API over a directory, with the training loop played by the test."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kept_tokens.messages import StepResult, TrainingBatch, TrainingSample, decode, encode
+from keptset_trainer import spool as spool_module
+from keptset_trainer.app import build_app
+from keptset_trainer.durable import write_json
+from keptset_trainer.folders import Folders
+from keptset_trainer.spool import Spool
+
+
+class PlayedLoop:
+    """A training loop that is whatever the test says."""
+
+    def __init__(self) -> None:
+        self.said: dict | None = {"pid": 1, "vocab_size": 261, "training": None}
+        self.reason: str | None = None
+        self.stopping = False
+
+    def state(self) -> dict | None:
+        return self.said
+
+    def failure(self) -> str | None:
+        return self.reason
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    folders = Folders(tmp_path / "trainer", tmp_path / "weights")
+    folders.create()
+    return folders
+
+
+@pytest.fixture
+def loop() -> PlayedLoop:
+    return PlayedLoop()
+
+
+@pytest.fixture
+def client(folders: Folders, loop: PlayedLoop) -> httpx.AsyncClient:
+    return client_of(folders, loop)
+
+
+def client_of(folders: Folders, loop: PlayedLoop, **changes: object) -> httpx.AsyncClient:
+    options = {"model": "m", "row_tokens": 64, "max_batch_bytes": 1 << 20, "unsafe_ignore_kept_tokens": False}
+    app = build_app(Spool(folders), loop, **options | changes)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://trainer")
+
+
+def trained(folders: Folders, batch: TrainingBatch) -> None:
+    """Do what the loop does at the end of a step."""
+    write_json(
+        folders.result(batch.step),
+        {
+            "step": batch.step,
+            "weight_version": batch.step,
+            "content_hash": batch.content_hash.hex(),
+            "metrics": {"loss": 0.1 + 0.2, "seconds/train": 1.5},
+        },
+    )
+
+
+async def test_a_batch_is_on_the_disk_before_it_is_acknowledged(client, folders, make_batch):
+    body = encode(make_batch(1))
+    answer = await client.put("/keptset/v1/steps/1", content=body)
+    assert answer.status_code == 202
+    assert folders.batch(1).read_bytes() == body
+    assert [p.name for p in folders.spool.iterdir()] == ["step-000001.msgpack"]
+
+
+async def test_the_same_batch_again_is_fine_and_another_one_is_a_conflict(client, folders, make_batch):
+    batch = make_batch(1)
+    await client.put("/keptset/v1/steps/1", content=encode(batch))
+    assert (await client.put("/keptset/v1/steps/1", content=encode(batch))).status_code == 200
+    other = TrainingBatch.build(1, make_batch(2).samples)
+    answer = await client.put("/keptset/v1/steps/1", content=encode(other))
+    assert answer.status_code == 409
+    assert answer.json()["content_hash"] == batch.content_hash.hex()
+    assert answer.json()["step"] == 1
+    assert answer.json()["next_step"] == 2
+    assert folders.batch(1).read_bytes() == encode(batch)
+
+
+async def test_a_step_out_of_order_is_told_which_one_is_next(client, make_batch):
+    answer = await client.put("/keptset/v1/steps/3", content=encode(make_batch(3)))
+    assert answer.status_code == 409
+    assert answer.json()["next_step"] == 1
+    assert "the next step is 1" in answer.json()["error"]["message"]
+    assert answer.json()["content_hash"] is None
+
+
+async def test_a_result_is_given_in_both_forms_bit_for_bit(client, folders, make_batch):
+    batch = make_batch(1)
+    await client.put("/keptset/v1/steps/1", content=encode(batch))
+    trained(folders, batch)
+    answer = await client.get("/keptset/v1/steps/1", params={"wait": 30})
+    assert answer.json() == {
+        "step": 1,
+        "weight_version": 1,
+        "metrics": {"loss": 0.1 + 0.2, "seconds/train": 1.5},
+    }
+    packed = await client.get("/keptset/v1/steps/1", headers={"accept": "application/msgpack"})
+    assert decode(packed.content, StepResult) == StepResult(1, 1, {"loss": 0.1 + 0.2, "seconds/train": 1.5})
+
+
+async def test_the_wait_for_a_result_ends(client, loop, make_batch):
+    await client.put("/keptset/v1/steps/1", content=encode(make_batch(1)))
+    answer = await client.get("/keptset/v1/steps/1", params={"wait": 0.1})
+    assert answer.status_code == 202
+    assert answer.json()["state"] == "queued"
+    loop.said["training"] = 1
+    assert (await client.get("/keptset/v1/steps/1")).json()["state"] == "training"
+
+
+async def test_a_step_that_was_never_accepted_is_unknown(client):
+    answer = await client.get("/keptset/v1/steps/7", params={"wait": 30})
+    assert answer.status_code == 404
+    assert "the next step is 1" in answer.json()["error"]["message"]
+
+
+async def test_a_malformed_batch_names_sample_and_position(client, folders, make_batch):
+    samples = list(make_batch(1).samples)
+    wrong = {name: getattr(samples[4], name) for name in TrainingSample.__struct_fields__}
+    wrong["kept_ids"] = (10**6).to_bytes(4, "little") + wrong["kept_ids"][4:]
+    samples[4] = TrainingSample(**wrong)
+    answer = await client.put("/keptset/v1/steps/1", content=encode(TrainingBatch.build(1, samples)))
+    assert answer.status_code == 422
+    message = answer.json()["error"]["message"]
+    assert "sample 4 (id '1/4')" in message
+    assert "position" in message
+    assert not list(folders.spool.iterdir())
+
+
+async def test_the_hash_is_checked_on_arrival(client, make_batch):
+    batch = make_batch(1)
+    damaged = TrainingBatch(1, batch.samples[1:], batch.content_hash)
+    answer = await client.put("/keptset/v1/steps/1", content=encode(damaged))
+    assert answer.status_code == 422
+    assert "content_hash" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01\x90"])
+async def test_what_is_no_batch_is_refused(client, body):
+    answer = await client.put("/keptset/v1/steps/1", content=body)
+    assert answer.status_code == 422
+    assert answer.json()["error"]["code"] == 422
+
+
+async def test_a_batch_under_the_wrong_number_is_refused(client, make_batch):
+    answer = await client.put("/keptset/v1/steps/1", content=encode(make_batch(2)))
+    assert answer.status_code == 422
+    assert "says step 2, the address says 1" in answer.json()["error"]["message"].replace(
+        "says step 1", "says 1"
+    )
+
+
+async def test_a_sequence_longer_than_a_row_is_refused(folders, loop, make_batch):
+    longest = max(s.num_tokens for s in make_batch(1).samples)
+    answer = await client_of(folders, loop, row_tokens=longest - 1).put(
+        "/keptset/v1/steps/1", content=encode(make_batch(1))
+    )
+    assert answer.status_code == 422
+    assert f"at position {longest - 1}" in answer.json()["error"]["message"]
+    assert "trainer.row_tokens" in answer.json()["error"]["message"]
+
+
+async def test_a_batch_with_nothing_to_train_on_is_refused(client, make_batch):
+    sample = make_batch(1).samples[0]
+    untrained = TrainingSample.build(
+        **sample.arrays()
+        ._replace(loss_mask=[0] * sample.num_tokens, logprobs=[0.0] * sample.num_tokens)
+        ._asdict(),
+        kept=None,
+        must_have_masks=False,
+        source="",
+        group="",
+        sample_id="x",
+    )
+    answer = await client.put("/keptset/v1/steps/1", content=encode(TrainingBatch.build(1, [untrained])))
+    assert answer.status_code == 422
+    assert "there is nothing to train on" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("length_is_told", [True, False])
+async def test_a_batch_over_the_bound_is_not_kept(folders, loop, length_is_told):
+    async def chunks():
+        for _ in range(11):
+            yield b"x" * 100
+
+    client = client_of(folders, loop, max_batch_bytes=1000)
+    answer = await client.put("/keptset/v1/steps/1", content=b"x" * 1001 if length_is_told else chunks())
+    assert answer.status_code == 413
+    assert "trainer.max_batch_bytes = 1000" in answer.json()["error"]["message"]
+    assert not list(folders.spool.iterdir())
+
+
+async def test_a_full_disk_acknowledges_nothing(client, folders, make_batch, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_module, "fsync_path", full)
+        answer = await client.put("/keptset/v1/steps/1", content=encode(make_batch(1)))
+    assert answer.status_code == 507
+    assert "the disk is full" in answer.json()["error"]["message"]
+    assert not list(folders.spool.iterdir())
+    assert (await client.get("/keptset/v1/status")).json()["next_step"] == 1
+    assert (await client.put("/keptset/v1/steps/1", content=encode(make_batch(1)))).status_code == 202
+
+
+async def test_a_disk_that_fills_while_the_body_arrives_acknowledges_nothing(client, folders, make_batch):
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))  # a real write error, not a played one
+    try:
+        answer = await client.put("/keptset/v1/steps/1", content=encode(make_batch(1)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert answer.status_code == 507
+    assert not list(folders.spool.iterdir())
+
+
+async def test_an_ingest_that_comes_back_knows_what_it_accepted(client, folders, loop, make_batch):
+    for step in (1, 2):
+        await client.put(f"/keptset/v1/steps/{step}", content=encode(make_batch(step)))
+    trained(folders, make_batch(1))
+    folders.batch(1).unlink()  # as the loop does with old ones
+    again = client_of(folders, loop)
+    status = (await again.get("/keptset/v1/status")).json()
+    assert (status["next_step"], status["trained_step"], status["weight_version"]) == (3, 1, 1)
+    for step in (1, 2):
+        answer = await again.put(f"/keptset/v1/steps/{step}", content=encode(make_batch(step)))
+        assert answer.status_code == 200
+
+
+def test_a_gap_in_the_spool_stops_the_start(folders, make_batch):
+    folders.batch(2).write_bytes(encode(make_batch(2)))
+    with pytest.raises(ValueError, match=r"steps \[2\] are there, not 1, 2, 3"):
+        Spool(folders)
+
+
+async def test_health_follows_the_loop(client, loop):
+    assert (await client.get("/health")).status_code == 200
+    loop.said = None
+    starting = await client.get("/health")
+    assert starting.status_code == 503
+    assert "loading" in starting.json()["error"]["message"]
+    loop.reason = "the training loop ended with exit code -9"
+    died = await client.get("/health")
+    assert died.status_code == 503
+    assert "exit code -9" in died.json()["error"]["message"]
+
+
+async def test_a_waiting_request_is_told_that_the_loop_died(client, loop, make_batch):
+    await client.put("/keptset/v1/steps/1", content=encode(make_batch(1)))
+    loop.reason = "the training loop ended with exit code 1: sample 3"
+    answer = await client.get("/keptset/v1/steps/1", params={"wait": 30})
+    assert answer.status_code == 503
+    assert "sample 3" in answer.json()["error"]["message"]
+
+
+async def test_nothing_is_accepted_before_the_model_is_there(client, loop, make_batch):
+    loop.said = None
+    answer = await client.put("/keptset/v1/steps/1", content=encode(make_batch(1)))
+    assert answer.status_code == 503
+
+
+async def test_status_says_what_the_orchestrator_asks(client):
+    assert (await client.get("/keptset/v1/status")).json() == {
+        "service": "trainer",
+        "version": "0.1.0",
+        "next_step": 1,
+        "trained_step": 0,
+        "weight_version": 0,
+        "vocab_size": 261,
+        "row_tokens": 64,
+        "model": "m",
+        "unsafe_ignore_kept_tokens": False,
+    }
+
+
+async def test_metrics_are_readable_by_prometheus(client, folders, make_batch):
+    for step in (1, 2):
+        await client.put(f"/keptset/v1/steps/{step}", content=encode(make_batch(step)))
+    trained(folders, make_batch(1))
+    lines = (await client.get("/metrics")).text.splitlines()
+    assert "keptset_trainer_step 1.0" in lines
+    assert "keptset_trainer_queue_length 1.0" in lines
+    assert f'keptset_trainer_metric{{name="loss"}} {0.1 + 0.2}' in lines
+    assert "keptset_trainer_step_seconds 1.5" in lines
+
+
+async def test_errors_have_one_form(client):
+    answer = await client.get("/keptset/v1/steps/first")
+    assert answer.status_code == 422
+    assert set(answer.json()["error"]) == {"message", "type", "code"}
+
+
+def test_the_ingest_process_never_imports_torch():
+    code = (
+        "import json, sys, keptset_trainer.__main__, keptset_trainer.serve; "
+        "print(json.dumps([m for m in ('torch', 'transformers') if m in sys.modules]))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(out.stdout) == []

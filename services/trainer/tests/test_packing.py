@@ -1,0 +1,160 @@
+"""Rows: whole sequences, nothing predicted across a border, nothing attended across one."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from kept_tokens import KeptTokens
+from kept_tokens.messages import TrainingSample
+from keptset_trainer.model import Policy
+from keptset_trainer.packing import first_fit_decreasing, pack
+
+
+@st.composite
+def samples_of_integers(draw: st.DrawFn) -> list[TrainingSample]:
+    """Samples whose every array entry tells which sample and token it is of."""
+    samples = []
+    for index in range(draw(st.integers(1, 6))):
+        length = draw(st.integers(1, 9))
+        tokens = np.arange(length) + 100 * index
+        mask = np.array([False, *draw(st.lists(st.booleans(), min_size=length - 1, max_size=length - 1))])
+        has_masks = draw(st.booleans())
+        rows = [
+            sorted({int(token), *draw(st.lists(st.integers(0, 999), max_size=3))})
+            if has_masks and loss
+            else []
+            for token, loss in zip(tokens, mask, strict=True)
+        ]
+        samples.append(
+            TrainingSample.build(
+                token_ids=tokens,
+                loss_mask=mask,
+                logprobs=np.where(mask, -tokens - 0.5, 0),
+                temperatures=tokens + 0.25,
+                advantages=tokens + 0.125,
+                kept=KeptTokens.from_rows(rows) if has_masks else None,
+                must_have_masks=False,
+                source="",
+                group="",
+                sample_id=str(index),
+            )
+        )
+    return samples
+
+
+@given(samples_of_integers(), st.integers(9, 30))
+def test_every_trained_token_is_predicted_once_from_the_token_before_it(samples, row_tokens):
+    expected = set()
+    for index, sample in enumerate(samples):
+        arrays, kept = sample.arrays(), sample.kept()
+        for t in range(1, sample.num_tokens):
+            if arrays.loss_mask[t]:
+                expected.add(
+                    (
+                        index,
+                        int(arrays.token_ids[t - 1]),
+                        int(arrays.token_ids[t]),
+                        float(arrays.logprobs[t]),
+                        float(arrays.temperatures[t]),
+                        float(arrays.advantages[t]),
+                        tuple(kept.rows()[t]) if kept else (),
+                    )
+                )
+    found = []
+    for row in pack(samples, row_tokens):
+        assert len(row.token_ids) == len(row.positions) == len(row.loss_mask) == row.borders[-1] <= row_tokens
+        at = row.loss_mask.nonzero()[:, 0]
+        offsets = row.kept.offsets.tolist()
+        for n in range(len(row.labels)):
+            sequence = int(row.sequence[n])
+            assert row.borders[sequence] <= at[n] < row.borders[sequence + 1] - 1
+            found.append(
+                (
+                    int(row.samples[sequence]),
+                    int(row.token_ids[at[n]]),
+                    int(row.labels[n]),
+                    float(row.rollout_logprobs[n]),
+                    float(row.temperatures[n]),
+                    float(row.advantages[n]),
+                    tuple(row.kept.ids[offsets[n] : offsets[n + 1]].tolist()),
+                )
+            )
+    assert sorted(found) == sorted(expected)
+
+
+@given(samples_of_integers(), st.integers(9, 30))
+def test_positions_restart_with_every_sequence(samples, row_tokens):
+    for row in pack(samples, row_tokens):
+        for sequence, sample in enumerate(row.samples.tolist()):
+            part = slice(row.borders[sequence], row.borders[sequence + 1])
+            assert row.positions[part].tolist() == list(range(samples[sample].num_tokens))
+            assert row.token_ids[part].tolist() == samples[sample].arrays().token_ids.tolist()
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(50, 200))
+def test_rows_hold_every_sequence_once_and_all_but_one_are_half_full(lengths, row_tokens):
+    rows = first_fit_decreasing(lengths, row_tokens)
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    filled = sorted(sum(lengths[index] for index in row) for row in rows)
+    assert filled[-1] <= row_tokens
+    assert all(2 * tokens > row_tokens for tokens in filled[1:])
+
+
+def test_a_sequence_that_fits_no_row_is_named():
+    with pytest.raises(ValueError, match=r"sample 1: 9 tokens do not fit trainer.row_tokens = 8"):
+        first_fit_decreasing([3, 9], 8)
+
+
+def packed(policy: Policy, sequences: list[torch.Tensor]) -> torch.Tensor:
+    return policy.hidden(torch.cat(sequences), torch.cat([torch.arange(len(s)) for s in sequences]))
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(0, 2**31))
+@settings(max_examples=20, deadline=None)
+def test_packed_logits_equal_unpacked_ones(tiny_model, lengths, seed):
+    generator = torch.Generator().manual_seed(seed)
+    sequences = [torch.randint(261, (length,), generator=generator) for length in lengths]
+    with torch.no_grad():
+        logits = packed(Policy(tiny_model, None), sequences) @ tiny_model.lm_head.weight.T
+        alone = torch.cat([tiny_model(input_ids=sequence[None]).logits[0] for sequence in sequences])
+    assert torch.allclose(logits, alone, rtol=0, atol=1e-6 * max(1, float(alone.abs().max())))
+
+
+@given(st.lists(st.integers(1, 20), min_size=2, max_size=5), st.data())
+@settings(max_examples=20, deadline=None)
+def test_changing_a_neighbour_changes_nothing(tiny_model, lengths, data):
+    changed = data.draw(st.integers(0, len(lengths) - 1))
+    sequences = [torch.randint(261, (length,)) for length in lengths]
+    others = list(sequences)
+    others[changed] = (sequences[changed] + 1 + torch.randint(259, (lengths[changed],))) % 261
+    policy = Policy(tiny_model, None)
+    with torch.no_grad():
+        before, after = packed(policy, sequences).split(lengths), packed(policy, others).split(lengths)
+    for index in range(len(lengths)):
+        assert torch.equal(before[index], after[index]) == (index != changed)
+
+
+def test_sliding_windows_end_at_borders_too():
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        sliding_window=4,
+        attn_implementation="sdpa",
+        initializer_range=0.3,
+    )
+    model = Gemma2ForCausalLM(config).eval()
+    sequences = [torch.randint(50, (length,)) for length in (3, 9, 1, 6)]
+    with torch.no_grad():
+        together = packed(Policy(model, None), sequences).split([3, 9, 1, 6])
+        for sequence, hidden in zip(sequences, together, strict=True):
+            alone = model.model(input_ids=sequence[None], use_cache=False).last_hidden_state[0]
+            assert torch.allclose(hidden, alone, atol=1e-5)

@@ -1,0 +1,167 @@
+"""The real command: start, steps over HTTP, killed, started again."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kept_tokens.messages import TrainingBatch, encode
+
+PATIENCE = 120.0
+
+
+class Trainer:
+    """`python -m keptset_trainer` over one pair of directories; may be started again and again."""
+
+    def __init__(self, model: Path, root: Path) -> None:
+        self.model, self.root = model, root
+        self.log = root / "log"
+        self.process: subprocess.Popen | None = None
+        self.client: httpx.Client | None = None
+
+    def start(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        options = {
+            "model": self.model,
+            "output-dir": self.root / "trainer",
+            "weights-dir": self.root / "weights",
+            "port": port,
+            "row-tokens": 64,
+            "max-batch-bytes": 1 << 20,
+            "optimizer.lr": 1e-3,
+            "device": "cpu",
+        }
+        arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "keptset_trainer", *arguments],
+            stdout=self.log.open("ab"),
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        )
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE)
+        self.wait_for("its model", self.is_healthy)
+
+    def is_healthy(self) -> bool:
+        assert self.process.poll() is None, f"the trainer ended:\n{self.log.read_text()}"
+        try:
+            return self.client.get("/health").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {PATIENCE} s for {what}:\n{self.log.read_text()}"
+            time.sleep(0.02)
+
+    def put(self, batch: TrainingBatch) -> httpx.Response:
+        return self.client.put(f"/keptset/v1/steps/{batch.step}", content=encode(batch))
+
+    def result(self, step: int) -> dict:
+        answer = self.client.get(f"/keptset/v1/steps/{step}", params={"wait": PATIENCE})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def loop_pid(self) -> int:
+        import json
+
+        return json.loads((self.root / "trainer" / "loop.json").read_bytes())["pid"]
+
+    def ended(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def weights(self) -> dict[str, bytes]:
+        return {str(p.relative_to(self.root)): p.read_bytes() for p in (self.root / "weights").rglob("*.*")}
+
+
+@pytest.fixture
+def trainer(tiny_directory: Path, tmp_path: Path) -> Iterator[Trainer]:
+    trainer = Trainer(tiny_directory, tmp_path)
+    yield trainer
+    if trainer.process is not None and trainer.process.poll() is None:
+        trainer.process.kill()
+        trainer.process.wait()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_trainer_is_killed_twice_and_stopped_once_without_losing_a_step(trainer, make_batch):
+    trainer.start()
+    assert trainer.put(make_batch(1)).status_code == 202
+    first = trainer.result(1)
+    assert first["weight_version"] == 1
+    assert first["metrics"]["ratio/max_abs_log"] < 1e-5
+
+    # what must be refused is refused over a real connection too
+    assert trainer.put(make_batch(1)).status_code == 200
+    assert trainer.put(TrainingBatch.build(1, make_batch(9).samples)).status_code == 409
+    assert trainer.put(make_batch(5)).json()["next_step"] == 2
+    assert trainer.client.put("/keptset/v1/steps/2", content=b"no batch").status_code == 422
+    assert trainer.client.put("/keptset/v1/steps/2", content=bytes(1 << 23)).status_code == 413
+
+    # the ingest process is killed as soon as it has acknowledged a batch: its loop goes with it
+    published, loop = trainer.weights(), trainer.loop_pid()
+    assert trainer.put(make_batch(2)).status_code == 202
+    trainer.process.kill()
+    trainer.ended()
+    trainer.wait_for("the loop to go with its parent", lambda: not is_alive(loop))
+
+    trainer.start()
+    assert trainer.client.get("/keptset/v1/status").json()["next_step"] == 3
+    assert trainer.put(make_batch(2)).status_code == 200
+    assert trainer.result(1) == first
+    second = trainer.result(2)
+    after = trainer.weights()
+    assert {name: after[name] for name in published} == published
+
+    # the loop is killed: the trainer ends by itself and says why
+    os.kill(trainer.loop_pid(), signal.SIGKILL)
+    assert trainer.ended() == 1
+    assert "the training loop ended with exit code -9" in trainer.log.read_text()
+
+    trainer.start()
+    assert trainer.result(2) == second
+    assert trainer.put(make_batch(3)).status_code == 202
+    assert trainer.result(3)["weight_version"] == 3
+
+    # told to stop, it ends well, even with a request waiting
+    loop = trainer.loop_pid()
+    trainer.process.send_signal(signal.SIGTERM)
+    assert trainer.ended() == 0
+    assert not is_alive(loop)
+
+
+def test_a_loop_that_fails_ends_the_command_with_its_last_words(trainer):
+    trainer.model = trainer.root / "nothing"
+    with pytest.raises(AssertionError, match="the trainer ended"):
+        trainer.start()
+    assert trainer.ended() == 1
+    said = trainer.log.read_text()
+    assert "last lines of the training loop" in said
+    assert "nothing" in said
+
+
+def test_what_cannot_start_says_so_at_once(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "keptset_trainer", "--model", "m"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 2
+    assert "trainer.output_dir is not set" in done.stderr

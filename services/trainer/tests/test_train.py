@@ -1,0 +1,261 @@
+"""The recipe over files: what it publishes, and that it may be killed before any of its writes."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from kept_tokens.messages import encode
+from keptset_trainer import checkpoint, durable, train, weights
+from keptset_trainer.folders import Folders
+
+
+@pytest.fixture(autouse=True)
+def leave_when_there_is_nothing_to_train(monkeypatch):
+    wait = train.wait_for_batch
+    monkeypatch.setattr(
+        train, "wait_for_batch", lambda path, *rest: wait(path, *rest) if path.exists() else None
+    )
+    monkeypatch.setattr(train, "stop_on_sigterm", lambda: lambda: False)
+
+
+def folders_of(settings) -> Folders:
+    folders = Folders(settings.output_dir, settings.weights_dir)
+    folders.create()
+    return folders
+
+
+def spool(folders: Folders, *batches) -> None:
+    for batch in batches:
+        folders.batch(batch.step).write_bytes(encode(batch))
+
+
+def run(settings) -> None:
+    train.train(settings, os.getppid())
+
+
+def bytes_under(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def results_of(folders: Folders) -> dict[str, dict]:
+    results = {p.name: json.loads(p.read_bytes()) for p in sorted(folders.results.iterdir())}
+    for result in results.values():
+        del result["metrics"]["seconds/train"]
+    return results
+
+
+def test_the_first_start_publishes_the_model_itself(settings, tiny_directory):
+    folders = folders_of(settings)
+    run(settings)
+    published = load_file(folders.version(0) / "model.safetensors")
+    original = load_file(tiny_directory / "model.safetensors")
+    assert published.keys() == original.keys()
+    assert "lm_head.weight" not in published, "a tied head is there once"
+    assert all(torch.equal(published[name], original[name]) for name in original)
+    tokenizer = AutoTokenizer.from_pretrained(folders.version(0))
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(tiny_directory).chat_template
+
+
+def test_a_version_loads_in_transformers_and_agrees_with_its_manifest(settings, make_batch):
+    folders = folders_of(settings)
+    spool(folders, make_batch(1))
+    run(settings)
+    version = folders.version(1)
+    manifest = json.loads((version / "manifest.json").read_bytes())
+    assert manifest["version"] == 1
+    saved = load_file(version / "model.safetensors")
+    assert manifest["tensors"].keys() == saved.keys()
+    for name, tensor in saved.items():
+        entry = manifest["tensors"][name]
+        assert entry["shape"] == list(tensor.shape)
+        assert entry["dtype"] == "float32"
+        assert entry["blake2b"] == blake2b_128(tensor.numpy().tobytes())
+    loaded = AutoModelForCausalLM.from_pretrained(version)
+    assert not torch.equal(
+        loaded.lm_head.weight,
+        load_file(folders.version(0) / "model.safetensors")["model.embed_tokens.weight"],
+    )
+
+
+def blake2b_128(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def test_step_two_is_sampled_from_version_one(settings, make_batch):
+    """Rollouts scored by a published version have ratio 1 in the next step."""
+    folders = folders_of(settings)
+    spool(folders, make_batch(1))
+    run(settings)
+    spool(folders, make_batch(2, model=AutoModelForCausalLM.from_pretrained(folders.version(1)).eval()))
+    run(settings)
+    assert json.loads(folders.result(2).read_bytes())["metrics"]["ratio/max_abs_log"] < 1e-5
+
+
+def test_a_restarted_trainer_goes_on_as_if_nothing_had_been(settings, make_batch, tmp_path):
+    folders = folders_of(settings)
+    for step in (1, 2, 3):
+        spool(folders, make_batch(step))
+        run(settings)
+    other = settings.model_copy(update={"output_dir": tmp_path / "b", "weights_dir": tmp_path / "bw"})
+    in_one_go = folders_of(other)
+    spool(in_one_go, make_batch(1), make_batch(2), make_batch(3))
+    run(other)
+    assert bytes_under(folders.weights) == bytes_under(in_one_go.weights)
+    assert results_of(folders) == results_of(in_one_go)
+
+
+def test_old_versions_checkpoints_and_batches_go_but_results_stay(settings, make_batch):
+    folders = folders_of(settings)
+    spool(folders, *[make_batch(step, samples=2) for step in range(1, 6)])
+    run(settings)
+    assert sorted(p.name for p in folders.weights.iterdir()) == ["v000003", "v000004", "v000005"]
+    assert sorted(p.name for p in folders.checkpoints.iterdir()) == ["step-000004", "step-000005"]
+    assert len(list(folders.spool.iterdir())) == 2
+    assert len(list(folders.results.iterdir())) == 5
+
+
+def test_nothing_on_disk_is_a_pickle(settings, make_batch):
+    folders = folders_of(settings)
+    spool(folders, make_batch(1))
+    run(settings)
+    endings = {p.suffix for root in (folders.output, folders.weights) for p in root.rglob("*") if p.is_file()}
+    assert endings <= {".safetensors", ".json", ".msgpack", ".jinja"}
+
+
+class Killed(BaseException):
+    """What a kill -9 looks like from inside."""
+
+
+def killed_before(write: int, monkeypatch) -> list[int]:
+    """From the write of that number on nothing reaches the disk any more; the list counts the writes."""
+    count = [0]
+
+    def dying(function):
+        def call(*arguments, **options):
+            count[0] += 1
+            if count[0] > write:
+                raise Killed
+            return function(*arguments, **options)
+
+        return call
+
+    for owner, name in (
+        (durable, "fsync_path"),
+        (Path, "rename"),
+        (Path, "replace"),
+        (Path, "unlink"),
+        (Path, "mkdir"),
+        (shutil, "rmtree"),
+        (shutil, "copyfile"),
+        (os, "link"),
+        (checkpoint, "save_file"),
+    ):
+        monkeypatch.setattr(owner, name, dying(getattr(owner, name)))
+    return count
+
+
+def test_a_trainer_killed_before_any_write_loses_and_repeats_nothing(
+    settings, make_batch, tmp_path, monkeypatch
+):
+    batches = [make_batch(step, samples=3) for step in (1, 2, 3)]
+
+    def fresh(name: str):
+        changed = settings.model_copy(
+            update={
+                "output_dir": tmp_path / name,
+                "weights_dir": tmp_path / f"{name}-weights",
+                "keep_weights": 2,
+            }
+        )
+        folders = folders_of(changed)
+        spool(folders, *batches)
+        return changed, folders
+
+    undisturbed, expected = fresh("undisturbed")
+    with monkeypatch.context() as patch:
+        writes = killed_before(10**9, patch)
+        run(undisturbed)
+    assert writes[0] > 100
+    for write in range(0, writes[0], 7):
+        killed, folders = fresh(f"killed-{write}")
+        with monkeypatch.context() as patch:
+            killed_before(write, patch)
+            with pytest.raises(Killed):
+                run(killed)
+        published = bytes_under(folders.weights)
+        run(killed)
+        for name, content in published.items():
+            if not name.startswith(durable.TEMPORARY) and (folders.weights / name).exists():
+                assert (folders.weights / name).read_bytes() == content, (
+                    f"{name} changed after it was published"
+                )
+        assert bytes_under(folders.weights) == bytes_under(expected.weights), f"killed before write {write}"
+        assert results_of(folders) == results_of(expected), f"killed before write {write}"
+        shutil.rmtree(folders.output)
+        shutil.rmtree(folders.weights)
+
+
+def test_a_published_version_that_is_other_than_the_checkpoint_stops_the_start(settings, make_batch):
+    folders = folders_of(settings)
+    spool(folders, make_batch(1))
+    run(settings)
+    manifest = json.loads((folders.version(1) / "manifest.json").read_bytes())
+    manifest["tensors"]["model.norm.weight"]["blake2b"] = "0" * 32
+    (folders.version(1) / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="holds other weights"):
+        run(settings)
+
+
+def test_a_version_newer_than_every_checkpoint_stops_the_start(settings, make_batch):
+    folders = folders_of(settings)
+    spool(folders, make_batch(1))
+    run(settings)
+    durable.remove_directory(folders.checkpoint(1))
+    with pytest.raises(ValueError, match=r"holds version 1, but the newest checkpoint is .*step-000000"):
+        run(settings)
+
+
+def test_weights_of_another_run_stop_the_first_start(settings):
+    folders = folders_of(settings)
+    folders.version(4).mkdir()
+    with pytest.raises(ValueError, match=r"holds 4 and earlier of another run"):
+        run(settings)
+
+
+def test_another_model_in_the_same_directory_stops_the_start(settings):
+    folders_of(settings)
+    run(settings)
+    with pytest.raises(ValueError, match=r"was trained from trainer.model .* not from 'elsewhere'"):
+        run(settings.model_copy(update={"model": "elsewhere"}))
+
+
+def test_a_step_that_cannot_be_applied_leaves_no_trace_and_says_how_to_go_on(settings, make_batch):
+    folders = folders_of(settings)
+    spool(folders, make_batch(1))
+    run(settings.model_copy(update={"optimizer": settings.optimizer.model_copy(update={"lr": 1e30})}))
+    spool(folders, make_batch(2))
+    with pytest.raises(ArithmeticError, match=r"step 2: sample .* remove .*step-000002.msgpack"):
+        run(settings)
+    assert not folders.version(2).exists()
+    assert not folders.result(2).exists()
+
+
+def test_hashing_reads_whole_tensors_in_blocks(tmp_path, monkeypatch):
+    from safetensors.torch import save_file
+
+    save_file(
+        {"a": torch.arange(1000.0), "b": torch.ones(3, dtype=torch.bfloat16)}, tmp_path / "x.safetensors"
+    )
+    whole = weights.tensors_of(tmp_path / "x.safetensors")
+    monkeypatch.setattr(weights, "BLOCK", 7)
+    assert weights.tensors_of(tmp_path / "x.safetensors") == whole
+    assert whole["b"]["dtype"] == "bfloat16"
+    assert whole["a"]["blake2b"] == blake2b_128(torch.arange(1000.0).numpy().tobytes())
