@@ -3,6 +3,7 @@ here.
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -46,6 +47,8 @@ def engine_arguments(settings: InferenceSettings) -> AsyncEngineArgs:
     """
     if settings.model is None:
         raise StartError("inference.model is not set: name the directory (or the hub name) of a model")
+    if settings.model.startswith(("/", ".", "~")) and not Path(settings.model).is_dir():
+        raise StartError(f"inference.model = {settings.model!r}: no such directory")
     known = [field.name for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")]
     for name, value in settings.vllm.items():
         if name in _OURS:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -53,6 +54,18 @@ async def generate(raw: Request) -> Response:
         return await (job.stream() if request.stream else job.answer(binary))
     except RequestError as error:
         return error.response()
+
+
+class _ClosedStream(StreamingResponse):
+    """Ends its iterator with the response: a client that leaves while it is being sent to frees its sequences
+    now, and not when the garbage is collected.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.body_iterator.aclose()  # type: ignore[union-attr]
 
 
 class _Job:
@@ -101,7 +114,7 @@ class _Job:
         if first is None:
             return Response(status_code=GONE)
         chunk = self._chunk(first)
-        return StreamingResponse(self._events(chunk), media_type="text/event-stream")
+        return _ClosedStream(self._events(chunk), media_type="text/event-stream")
 
     async def _events(self, first: bytes | None) -> AsyncIterator[bytes]:
         try:
@@ -168,7 +181,7 @@ def _as_request_error(error: Exception) -> RequestError:
     if isinstance(error, GracefulHTTPError):
         return RequestError(error.message, int(error.http_status), "engine_busy")
     if isinstance(error, VLLMClientError | ValueError):
-        return RequestError(str(error))
+        return RequestError(str(error.args[0] if error.args else error))
     if isinstance(error, EngineDeadError):
         return RequestError("the engine has died; the server stops", 503, "engine_dead")
     logger.exception("generate failed")

@@ -49,11 +49,11 @@ def prepare_sampling(request: GenerateRequest, facts: EngineFacts) -> Sampling:
     Raises:
         RequestError: status 400; the text names field, value and way out.
     """
-    given = dict(request.sampling)
+    given = {"max_tokens": None, **request.sampling}  # vLLM's own default would be 16
     _check_names(given)
     params = _convert(given)
     room = facts.max_model_len - len(request.token_ids)
-    if given.get("max_tokens") is None:
+    if params.max_tokens is None:
         params.max_tokens = room
         if params.min_tokens > room:
             raise RequestError(
@@ -61,9 +61,10 @@ def prepare_sampling(request: GenerateRequest, facts: EngineFacts) -> Sampling:
                 "tokens "
                 f"after a prompt of {len(request.token_ids)}"
             )
-    elif params.max_tokens is not None and params.max_tokens > room:
+    elif params.max_tokens > room:
         raise RequestError(
-            f"sampling_params.max_tokens = {params.max_tokens}, but after a prompt of {len(request.token_ids)} "
+            f"sampling_params.max_tokens = {params.max_tokens}, but after a prompt of "
+            f"{len(request.token_ids)} "
             f"tokens the context of {facts.max_model_len} has room for {room}: send at most that, or leave "
             "max_tokens out, which takes the rest of the context"
         )
@@ -122,7 +123,9 @@ def _convert(given: dict[str, Any]) -> SamplingParams:
         value = shown(given[field]) if field in given else ""
         text = f"sampling_params.{field} = {value}: {message}" if field else f"sampling_params: {error}"
         raise RequestError(text) from error
-    except (VLLMValidationError, ValueError, TypeError, OverflowError) as error:
+    except VLLMValidationError as error:
+        raise RequestError(f"sampling_params: {error.args[0]}") from error
+    except (ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"sampling_params: {error}") from error
 
 

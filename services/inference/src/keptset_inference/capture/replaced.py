@@ -1,0 +1,169 @@
+"""Every piece of vLLM 0.32 that we replace, override or rely on beyond its documented hooks, in one place.
+
+A test pins the source of each: an upgrade of vLLM fails there first, and says what to look at again.
+"""
+
+from dataclasses import dataclass
+
+NATIVE = "native masks (`return_sampling_mask`) per request, on the runner that is used, exact under ties"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One function or class of vLLM's."""
+
+    target: str
+    """`module:qualified.name`."""
+    how: str
+    """What we do with it: replace, override, or rely on."""
+    reason: str
+    ends_with: str
+    """The change of vLLM's that makes this unnecessary."""
+
+
+PIECES = (
+    # How a row is cut and its set is read.
+    Piece(
+        "vllm.v1.sample.sampler:Sampler.forward",
+        "overridden by CaptureSampler",
+        "appends the sets to the ids of the logprobs, whose copy to the host happens anyway",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.sample.sampler:Sampler.sample",
+        "overridden by CaptureSampler; min_p, our KeptRows, then top-k and top-p, on one tensor",
+        "the set is read off the processed logprobs that the token was sampled from",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_native",
+        "relied on: returns the processed logprobs of what it samples from",
+        "the same",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu",
+        "relied on: returns the processed logprobs of what it samples from",
+        "the same, on a CPU",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.sample.sampler:Sampler.gather_logprobs",
+        "relied on: column 0 is the sampled token",
+        "the columns of a set follow those of the logprobs",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.sample.logits_processor.interface:LogitsProcessor",
+        "subclassed by KeptRows (official hook)",
+        "knows which rows want a set",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.sample.logits_processor.interface:BatchUpdate",
+        "relied on: removed, added, moved, in this order",
+        "the same",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.sample.logits_processor:build_logitsprocs",
+        "relied on: ours is built once, after the built-in ones",
+        "the same",
+        NATIVE,
+    ),
+    # How the sets reach the request.
+    Piece(
+        "vllm.v1.outputs:LogprobsTensors.to_cpu_nonblocking",
+        "relied on: copies ids that are wider than the logprobs",
+        "the sets ride along",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.outputs:LogprobsTensors.tolists",
+        "relied on: converts ids that are wider than the logprobs",
+        "the sets ride along",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        "overridden by KeptScheduler and KeptAsyncScheduler (official hook scheduler_cls)",
+        "moves the columns into `sampling_masks`, from where vLLM cuts each request's",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.outputs:SamplingMaskLists",
+        "filled by us; its `to_nested_list` is replaced in the process of the API",
+        "a list of Python ints costs 6 us a token of 512 ids; arrays are what we answer with",
+        "masks that reach CompletionOutput as arrays",
+    ),
+    Piece(
+        "vllm.v1.engine.output_processor:RequestState._new_completion_output",
+        "relied on: concatenates what `to_nested_list` returns",
+        "the same",
+        "masks that reach CompletionOutput as arrays",
+    ),
+    Piece(
+        "vllm.outputs:RequestOutput.add",
+        "relied on: merges the chunks of a slow reader by extending lists",
+        "the same",
+        "masks that reach CompletionOutput as arrays",
+    ),
+    Piece(
+        "vllm.v1.engine.output_processor:OutputProcessor._trim_surplus_tokens",
+        "relied on: ids, logprobs and masks are trimmed together at a stop string",
+        "they must line up",
+        "nothing to end",
+    ),
+    # CPU only.
+    Piece(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample",
+        "wrapped on the instance, on a CPU only (cpu_seeds)",
+        "a seed together with chunked prefill kills the CPU engine",
+        "a rewind of generators in _bookkeeping_sync that CPU generators have",
+    ),
+    Piece(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync",
+        "wrapped on the instance, on a CPU only (cpu_seeds)",
+        "the same",
+        "the same",
+    ),
+    # How the engine is told, and how it is served.
+    Piece(
+        "vllm.v1.engine.input_processor:InputProcessor._validate_params",
+        "relied on: calls our validate_params for every request of every route",
+        "nobody but our route may mark a request",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.engine.core:EngineCoreProc.pause_scheduler",
+        "relied on: `keep` puts running requests back, and clears the caches once idle",
+        "weights change under running requests",
+        "nothing to end",
+    ),
+    Piece(
+        "vllm.model_executor.model_loader.reload.inplace:reload_weights",
+        "relied on: loads a directory in place",
+        "weights change under running requests",
+        "nothing to end",
+    ),
+    Piece(
+        "vllm.entrypoints.launchers.app:build_app",
+        "relied on: vLLM's routes and its middleware stack",
+        "our routes are put in front of it, our guards around it",
+        "nothing to end",
+    ),
+    Piece(
+        "vllm.entrypoints.launchers.launcher:serve_http",
+        "relied on: drains the engine at SIGTERM and SIGINT, stops when it is dead",
+        "uvicorn's own server would leave the engine's processes behind",
+        "nothing to end",
+    ),
+    Piece(
+        "vllm.entrypoints.serve.utils.api_utils:with_cancellation",
+        "relied on: cancels what waits for the engine when the client leaves",
+        "a client that leaves must free its sequences",
+        "nothing to end",
+    ),
+)
+
+__all__ = ["NATIVE", "PIECES", "Piece"]

@@ -1,0 +1,107 @@
+"""Who wants a set, while requests join, leave and move; and who may ask."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+
+from keptset_inference.capture.bounds import widest_set
+from keptset_inference.capture.flag import FLAG, is_marked, mark
+from keptset_inference.capture.rows import KeptRows
+
+from .engine_config import vllm_config
+
+
+def marked(**params) -> SamplingParams:
+    wanted = SamplingParams(logprobs=0, **params)
+    mark(wanted)
+    return wanted
+
+
+def rows(vocabulary: int = 1000, max_num_seqs: int = 32) -> KeptRows:
+    return KeptRows(vllm_config(vocabulary, max_num_seqs), torch.device("cpu"), False)
+
+
+def random_step(chance: random.Random, slots: list) -> tuple[list, BatchUpdate]:
+    """One step as vLLM makes it: removed, added (into holes first), condensed, swapped."""
+    holes = sorted(chance.sample(range(len(slots)), chance.randint(0, len(slots) // 2)))
+    slots, removed = list(slots), list(holes)
+    for hole in holes:
+        slots[hole] = None
+    added, moved = [], []
+    for _ in range(chance.randint(0, min(5, 32 - sum(slot is not None for slot in slots)))):
+        params = marked(top_k=chance.randint(1, 500)) if chance.random() < 0.6 else SamplingParams(top_k=9)
+        row = holes.pop(0) if holes else len(slots)
+        if row == len(slots):
+            slots.append(params)
+        else:
+            slots[row] = params
+            removed.remove(row)
+        added.append((row, params, None, []))
+    while None in slots:
+        while slots and slots[-1] is None:
+            slots.pop()
+        if None in slots:
+            hole = slots.index(None)
+            slots[hole] = slots.pop()
+            moved.append((len(slots), hole, MoveDirectionality.UNIDIRECTIONAL))
+    if len(slots) > 1 and chance.random() < 0.3:
+        a, b = chance.sample(range(len(slots)), 2)
+        slots[a], slots[b] = slots[b], slots[a]
+        moved.append((a, b, MoveDirectionality.SWAP))
+    return slots, BatchUpdate(len(slots), removed, added, moved)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_follow_the_batch(seed):
+    chance, batch, kept = random.Random(seed), [], rows()
+    for _ in range(300):
+        batch, update = random_step(chance, batch)
+        kept.update_state(update)
+        expected = [params.top_k if is_marked(params) else 0 for params in batch]
+        assert kept.widths[: len(batch)].tolist() == expected
+        assert not kept.widths[len(batch) :].any()
+        assert kept.rows.tolist() == np.flatnonzero(expected).tolist()
+        assert kept.top_k.tolist() == [k for k in expected if k]
+        assert kept.widest == max(expected, default=0)
+
+
+def test_a_batch_larger_than_announced_is_followed_too():
+    kept = rows(max_num_seqs=1)
+    kept.update_state(BatchUpdate(6, [], [(5, marked(top_k=3), None, [])], []))
+    assert kept.rows.tolist() == [5]
+
+
+def test_only_marked_rows_are_cut_and_only_while_a_sampler_reads_them():
+    kept = rows(vocabulary=6)
+    added = [(0, SamplingParams(top_k=2), None, []), (1, marked(top_k=2), None, [])]
+    kept.update_state(BatchUpdate(2, [], added, []))
+    logits = torch.zeros(2, 6)
+    assert torch.equal(kept.apply(logits.clone()), logits), "not armed"
+    kept.armed = True
+    assert torch.isfinite(kept.apply(logits.clone())).sum(1).tolist() == [6, 2]
+
+
+def test_the_widest_set_is_bounded_by_top_k_allowed_ids_and_vocabulary():
+    assert widest_set(SamplingParams(), 261) == 261
+    assert widest_set(SamplingParams(top_k=-1), 261) == 261
+    assert widest_set(SamplingParams(top_k=400), 261) == 261
+    assert widest_set(SamplingParams(top_k=9), 261) == 9
+    assert widest_set(SamplingParams(allowed_token_ids=[4, 4, 5]), 261) == 2
+
+
+def test_a_mark_that_somebody_else_set_is_refused():
+    KeptRows.validate_params(marked(top_k=3))
+    KeptRows.validate_params(SamplingParams(top_k=3, extra_args={"other": 1}))
+    for forged in (1, True, "", None, "0" * 32):
+        with pytest.raises(ValueError, match=r"private.*inference/v1/generate"):
+            KeptRows.validate_params(SamplingParams(top_k=3, logprobs=0, extra_args={FLAG: forged}))
+
+
+def test_the_mark_survives_what_vllm_does_to_parameters():
+    assert is_marked(marked(top_k=3, n=2).clone())
+    assert not is_marked(SamplingParams())
+    assert not is_marked(None)

@@ -1,0 +1,118 @@
+"""What is refused before anything starts: the environment and the engine's arguments."""
+
+from pathlib import Path
+
+import pytest
+
+from keptset_inference.__main__ import run
+from keptset_inference.arguments import DRAIN_SECONDS, engine_arguments
+from keptset_inference.environment import DEFAULTS, prepare_environment
+from keptset_inference.errors import StartError
+from keptset_settings import InferenceSettings
+
+MODEL = str(Path(__file__).parent)  # a directory, which is all that is looked at here
+
+
+def settings(capture: bool = True, **changes) -> InferenceSettings:
+    return InferenceSettings(**{"model": MODEL, "enable_return_sampling_mask": capture} | changes)
+
+
+def refused(capture: bool = True, **vllm) -> str:
+    with pytest.raises(StartError) as error:
+        engine_arguments(settings(capture, vllm=vllm))
+    return str(error.value)
+
+
+def test_defaults_are_neutral_and_may_be_overridden():
+    arguments = engine_arguments(settings(vllm={"dtype": "float32", "shutdown_timeout": 3}))
+    assert arguments.model == MODEL
+    assert (arguments.logprobs_mode, arguments.generation_config) == ("processed_logprobs", "vllm")
+    assert (arguments.dtype, arguments.shutdown_timeout) == ("float32", 3)
+    assert arguments.enforce_eager, "on a CPU"
+    assert engine_arguments(settings()).shutdown_timeout == DRAIN_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("vllm", "says"),
+    [
+        ({"logprobs_mode": "raw_logprobs"}, ["logprobs_mode", "'raw_logprobs'", "processed"]),
+        ({"generation_config": "auto"}, ["generation_config", "'auto'", "leave it out"]),
+        ({"override_generation_config": {"temperature": 0.3}}, ["override_generation_config", "0.3"]),
+        ({"speculative_config": {"method": "ngram"}}, ["speculative_config", "leave it out"]),
+        ({"logits_processors": ["a:B"]}, ["logits_processors", "a:B"]),
+        ({"worker_cls": "a.B"}, ["worker_cls", "'a.B'"]),
+        ({"scheduler_cls": "a.B"}, ["scheduler_cls", "'a.B'"]),
+        ({"pipeline_parallel_size": 2}, ["pipeline_parallel_size", "2"]),
+    ],
+)
+def test_what_would_bias_is_refused_with_capture_only(vllm, says):
+    text = refused(**vllm)
+    for word in [*says, "enable_return_sampling_mask"]:
+        assert word in text
+    engine_arguments(settings(False, vllm=vllm))
+
+
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize(
+    ("vllm", "says"),
+    [
+        ({"max_model_length": 3}, ["max_model_length", "did you mean max_model_len"]),
+        ({"model": "x"}, ["inference.model"]),
+        ({"api_key": "x"}, ["inference.api_key"]),
+        ({"port": 3}, ["inference.port"]),
+        ({"return_sampling_mask": True}, ["inference.enable_return_sampling_mask"]),
+    ],
+)
+def test_unknown_arguments_and_our_own_are_refused(capture, vllm, says):
+    text = refused(capture, **vllm)
+    for word in says:
+        assert word in text
+
+
+def test_a_server_needs_a_model():
+    with pytest.raises(StartError, match=r"inference\.model is not set"):
+        engine_arguments(settings(model=None))
+    for path in ("/models/none", "./none", "~/none"):
+        with pytest.raises(StartError, match=rf"inference\.model = '{path}': no such directory"):
+            engine_arguments(settings(model=path))
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"VLLM_SERVER_DEV_MODE": "1"}, "unset it"),
+        ({"VLLM_API_KEY": "k"}, "inference.api_key"),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, "set it to 0"),
+    ],
+)
+def test_variables_that_open_or_bias_the_server_are_refused(environment, says):
+    with pytest.raises(StartError, match=next(iter(environment))) as error:
+        prepare_environment(settings(), environment)
+    assert says in str(error.value)
+
+
+def test_variables_that_are_off_or_agree_are_taken():
+    agreeing = {"VLLM_SERVER_DEV_MODE": "0", "VLLM_API_KEY": "k", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    prepare_environment(settings(api_key="k"), agreeing)
+    prepare_environment(settings(False), {"VLLM_USE_V2_MODEL_RUNNER": "1"})
+
+
+def test_what_is_set_stays_and_the_rest_gets_defaults(tmp_path):
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "7"}
+    prepare_environment(settings(model=str(tmp_path)), environment)
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7"
+    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert environment["HF_HUB_OFFLINE"] == "1", "a directory needs no hub"
+    assert set(DEFAULTS) <= set(environment)
+    environment = {}
+    prepare_environment(settings(False, model="somebody/model"), environment)
+    assert not {"VLLM_USE_V2_MODEL_RUNNER", "HF_HUB_OFFLINE"} & set(environment)
+
+
+def test_native_capture_is_refused_in_one_line(capsys):
+    native = InferenceSettings(model="m", enable_return_sampling_mask=True, capture="native")
+    assert run(native) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "inference.capture = 'native'" in lines[0]
+    assert "'v1'" in lines[0]
