@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from keptset_orchestrator import OrchestratorError
+from keptset_orchestrator.trainer import OtherBatchError
 from keptset_settings import to_toml
 
 from .driving import Drive
@@ -180,3 +181,17 @@ async def test_trainer_that_is_still_training_is_waited_for(
     trainer.hold_from = math.inf
     await task
     assert inference.posted == [0, 1, 2, 3]
+
+
+async def test_trainer_that_lost_its_steps_stops_the_run(
+    drive: Drive, inference: FakeInference, trainer: FakeTrainer
+):
+    def lose(answer):
+        if "reverse-text-2-" in answer.request_id:
+            trainer.batches.clear()
+        return answer
+
+    inference.tamper = lose
+    with pytest.raises(OtherBatchError, match=r"batch of step 2: 409") as raised:
+        await drive()
+    assert raised.value.next_step == 1

@@ -1,27 +1,22 @@
 """From settings to the sources of a run."""
 
-from keptset_settings import OrchestratorSettings, SamplingSettings
-from keptset_settings.sampling import inherit, is_truncating
+from keptset_settings import OrchestratorSettings, SamplingSettings, is_truncating
 
 from .environments import make_environment
 from .sources import Source, share_prompts
 
 
 def build_sources(settings: OrchestratorSettings) -> list[Source]:
-    """The sources of a run, each with its sampling in full.
+    """The sources of a run; the settings are resolved, so that each has its sampling in full.
 
     Raises:
-        ValueError: a source would get no prompt of a step, or two have one name.
+        ValueError: a source would get no prompt of a step.
     """
     train = settings.train
-    names = [source.name for source in train.source]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"orchestrator.train.source: {name!r} names two sources; give each its own name")
     shares = share_prompts(train.prompts_per_step, [source.ratio for source in train.source])
     sources: list[Source] = []
     for source, share in zip(train.source, shares, strict=True):
-        sampling = inherit(source.sampling, train.sampling)
+        sampling = source.sampling
         sources.append(
             Source(
                 name=source.name,

@@ -1,6 +1,5 @@
 """What the run is doing, for whoever asks: the loop writes, the routes read."""
 
-import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,4 +29,3 @@ class Progress:
     requests: int = 0
     failed_requests: int = 0
     error: str | None = None
-    started: float = field(default_factory=time.time)

@@ -139,9 +139,15 @@ class RolloutCollector:
 
 
 def generate_body(prompt: Prompt, group_size: int, request_id: str) -> dict[str, Any]:
-    """The body of a group's request. Truncation asks for masks by itself; logprobs=0: the sampled token's."""
-    return {
+    """The body of a group's request; logprobs=0 asks for the sampled token's.
+
+    Truncation gets masks by itself. `kept_tokens` says that nothing else will do, so that a server that takes
+    this for whole (a top_k beyond the vocabulary) sends them or refuses. It is never false: masks that come
+    unexpected tell of a difference, which an answer without them would hide.
+    """
+    body = {
         "request_id": request_id,
         "token_ids": prompt.token_ids,
         "sampling_params": {**prompt.source.sampling, "n": group_size, "seed": prompt.seed, "logprobs": 0},
     }
+    return {**body, "kept_tokens": True} if prompt.source.truncates else body

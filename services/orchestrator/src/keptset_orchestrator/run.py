@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from kept_tokens.messages import StepResult, TrainingBatch, encode
-from keptset_settings import OrchestratorSettings
+from keptset_settings import OrchestratorSettings, resolve_orchestrator
 
 from .batches import build_samples, rollout_metrics
 from .build import build_sources
@@ -38,9 +38,13 @@ async def run(settings: OrchestratorSettings, progress: Progress) -> None:
         OrchestratorError: a peer or an environment is at fault; the text names it.
         ValueError: the settings, the tokenizer or files of an earlier run are at fault.
     """
-    output_dir, trainer_url, tokenizer_dir = _required(settings)
+    settings = resolve_orchestrator(settings)
+    trainer_url, output_dir = settings.trainer_url, settings.output_dir
+    assert trainer_url is not None
+    assert output_dir is not None
+    assert settings.tokenizer is not None
     sources = build_sources(settings)
-    tokenizer = await asyncio.to_thread(ChatTokenizer, tokenizer_dir)
+    tokenizer = await asyncio.to_thread(ChatTokenizer, settings.tokenizer)
     output_dir.mkdir(parents=True, exist_ok=True)
     key = settings.inference_api_key
     # No proxy stands between the services, whatever the environment says. Time-outs are around whole calls.
@@ -89,6 +93,7 @@ class _Context:
 
     def check(self, server: InferenceServer, status: InferenceStatus) -> None:
         check_server(server.name, status, self.sources, self.trainer.name, self.status)
+        log.info("%s: %s, vLLM %s, capture %s", server.name, status.model, status.vllm, status.capture.kind)
         shortest = self.max_model_len or status.max_model_len
         self.max_model_len = min(shortest, status.max_model_len)
 
@@ -137,7 +142,9 @@ class _Loop:
             log.info("weights version %d are in place (%.1f s)", self.progress.weight_version, seconds)
         else:
             log.info("step %d was handed in before; waiting for the trainer", accepted)
-            await self._finish(accepted, self.records.find(accepted), time.monotonic())
+            record = self.records.find(accepted)
+            sampling = record.metrics["seconds/rollout"] if record else 0.0
+            await self._finish(accepted, record, time.monotonic() - sampling)
         self.progress.step = accepted
         if accepted >= self.settings.steps:
             log.info("all %d steps are done", self.settings.steps)
@@ -194,8 +201,10 @@ class _Loop:
         try:
             await self.trainer.hand_in(step, data, seconds=self.settings.startup_timeout)
         except OtherBatchError as conflict:
-            known = conflict.content_hash and self.records.find(step, conflict.content_hash)
-            if not known:
+            if conflict.content_hash is None:
+                raise  # it wants another step
+            known = self.records.find(step, conflict.content_hash)
+            if known is None:
                 raise OrchestratorError(
                     f"{conflict}; this run has no record of that batch: does another orchestrator drive this "
                     "trainer, or is output_dir not that of the run that it trained for?"
@@ -258,16 +267,3 @@ def step_line(row: dict[str, float | int], steps: int) -> str:
         f"train {row['seconds/train']:.1f}, weights {row['seconds/weights']:.1f})"
     )
     return ", ".join(parts)
-
-
-def _required(settings: OrchestratorSettings) -> tuple[Path, str, str]:
-    """The settings that a run fills in and that a lone orchestrator must be given."""
-    for name in ("output_dir", "trainer_url", "tokenizer"):
-        if getattr(settings, name) is None:
-            raise ValueError(f"orchestrator.{name} is not set: set it, or give the file of a whole run")
-    if not settings.inference_urls:
-        raise ValueError("orchestrator.inference_urls is empty: set it, or give the file of a whole run")
-    assert settings.output_dir is not None
-    assert settings.trainer_url is not None
-    assert settings.tokenizer is not None
-    return settings.output_dir, settings.trainer_url, settings.tokenizer

@@ -9,7 +9,7 @@ import msgspec
 
 from kept_tokens.messages import StepResult, decode
 
-from .errors import OrchestratorError, PeerMismatchError, PeerRefusedError, PeerUnavailableError
+from .errors import OrchestratorError, PeerMismatchError, PeerUnavailableError
 from .peers import HEALTH_SECONDS, Peer, TransientError, error_text
 
 MSGPACK = "application/msgpack"
@@ -169,6 +169,3 @@ def _object(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}
-
-
-__all__ = ["OtherBatchError", "PeerRefusedError", "Trainer", "TrainerStatus"]

@@ -35,4 +35,4 @@ class ReverseText:
 
     def reward(self, example: str, completion: str) -> float:
         """Similarity by difflib, 2 * matches / total length: 1.0 is the reversed string."""
-        return SequenceMatcher(None, example[::-1], completion, autojunk=False).ratio()
+        return SequenceMatcher(None, completion, example[::-1], autojunk=False).ratio()
