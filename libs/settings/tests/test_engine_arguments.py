@@ -88,6 +88,14 @@ def test_refused_only_with_our_own_capture(name, value, why):
     assert resolve({name: value}).vllm == {name: value}
 
 
+def test_every_refused_argument_is_named():
+    text = problem_of(
+        {"model": "x", "logprobs_mode": "raw", "worker_cls": "a.B", "watermark": "y"}, mask=True
+    )
+    names = [line.split()[1].rstrip(":") for line in text.splitlines()]
+    assert names == ["model", "logprobs_mode", "worker_cls", "watermark"]
+
+
 @pytest.mark.parametrize(
     "vllm",
     [

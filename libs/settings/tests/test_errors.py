@@ -29,6 +29,15 @@ def test_bad_toml_names_file_and_line(toml, refused):
     [
         ("[inference]\nport = 99999", "[inference] port = 99999: must be less than or equal to 65535"),
         ("[inference]\nport = 'many'", '[inference] port = "many": must be a whole number'),
+        ("[inference]\nport = true", "[inference] port = true: must be a number"),
+        (
+            "[trainer.optimizer]\nbetas = [false, 0.9]",
+            "[trainer.optimizer] betas[0] = false: must be a number",
+        ),
+        (
+            "[[orchestrator.train.source]]\nratio = true",
+            "[orchestrator.train.source[0]] ratio = true: must be a num",
+        ),
         ("[inference]\nvllm = 3", "[inference] vllm = 3: must be a table"),
         ("inference = 3", "inference = 3: must be a table"),
         ("[inference]\ncapture = 'v3'", "[inference] capture = \"v3\": must be 'auto', 'v1' or 'native'"),

@@ -69,6 +69,10 @@ def test_the_table_has_a_row_for_every_setting():
     )
     bound = "| `trainer.loss.max_weight` (truncated_weight) | number, above 0 | `2.0` | Upper bound"
     assert any(row.startswith(bound) for row in rows)
+    kinds = [row for row in rows if "`trainer.loss.kind`" in row]
+    assert len(kinds) == 1
+    assert '"clipped_ratio" or "truncated_weight" or "sequence_product" or "geometric_mean"' in kinds[0]
+    assert any('`trainer.entropy` | number or "full" or "off" | `"full"`' in row for row in rows)
     directory = next(row for row in rows if "`trainer.output_dir`" in row)
     assert "runs/\\<name>/trainer" in directory  # a bare <name> would vanish as a tag
     assert "`Authorization: Bearer <key>`" in settings_table()

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
@@ -22,6 +23,7 @@ from keptset_settings import (
 from keptset_settings.base import Table
 from keptset_settings.schema import alternatives
 
+SLOW_MACHINE = examples(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=8)
 TEXTS = st.text(max_size=12)
 OPEN = st.recursive(
@@ -82,12 +84,14 @@ def table(draw: st.DrawFn, kind: type[Table]) -> dict[str, Any]:
     return content
 
 
+@SLOW_MACHINE
 @given(table(RunSettings))
 def test_any_run_survives_toml(content):
     run = RunSettings.model_validate(content)
     assert RunSettings.model_validate(tomllib.loads(to_toml(run))) == run
 
 
+@SLOW_MACHINE
 @given(table(InferenceSettings))
 def test_any_table_survives_toml_below_its_name(content):
     settings = InferenceSettings.model_validate(content)

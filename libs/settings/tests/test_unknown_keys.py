@@ -6,13 +6,15 @@ from unittest import mock
 
 import pytest
 import tomli_w
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from keptset_settings import RunSettings, SettingsError, load_run, load_service, read_run
 from keptset_settings.explain import known_keys
 from keptset_settings.schema import settings
 
+SLOW_MACHINE = examples(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SETTINGS = [s for s in settings(RunSettings) if not any(key.endswith("[]") for key in s.path)]
 
 
@@ -36,6 +38,7 @@ def nested(path, value):
     return value
 
 
+@SLOW_MACHINE
 @given(misspelled())
 def test_one_wrong_letter_in_a_file(tmp_path_factory, case):
     setting, at, path = case
@@ -50,6 +53,7 @@ def test_one_wrong_letter_in_a_file(tmp_path_factory, case):
     assert setting.path[at] in line.split("did you mean ")[1].split("?")[0].split(" or ")
 
 
+@SLOW_MACHINE
 @given(misspelled(depths=False))
 def test_one_wrong_letter_in_an_option(case):
     setting, _, path = case
@@ -60,6 +64,7 @@ def test_one_wrong_letter_in_an_option(case):
     assert f"--{'.'.join(setting.path)}" in proposals
 
 
+@SLOW_MACHINE
 @given(misspelled(depths=False))
 def test_one_wrong_letter_in_a_variable(case):
     setting, at, path = case

@@ -8,7 +8,17 @@ from pydantic import ValidationError
 
 from .errors import UNSET, Path, Problem, written
 from .run import RunSettings
-from .schema import MISSING, annotation_at, child, field_at, is_secret, kind_of, settings, tables
+from .schema import (
+    MISSING,
+    alternatives,
+    annotation_at,
+    child,
+    field_at,
+    is_secret,
+    kind_of,
+    settings,
+    tables,
+)
 from .suggest import nearest, suggestion
 
 
@@ -41,6 +51,17 @@ def explain(error: ValidationError, tree: dict[str, Any]) -> list[Problem]:
         else:
             problems[path] = Problem(path, what, value)
     return list(problems.values())
+
+
+def truth_for_number(tree: Any, path: Path = ()) -> list[Problem]:
+    """Truth values where a number belongs, which pydantic reads as 0 and 1."""
+    if isinstance(tree, dict | list):
+        below = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        return [problem for key, value in below for problem in truth_for_number(value, (*path, key))]
+    types = set(alternatives(annotation_at(RunSettings, path)))
+    if not isinstance(tree, bool) or bool in types or not types & {int, float}:
+        return []
+    return [Problem(path, "must be a number", tree)]
 
 
 def unknown_key(

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from .command_line import CommandLine, parse_command_line
 from .errors import SettingsError, SettingsWarning
-from .explain import explain
+from .explain import explain, truth_for_number
 from .help import help_text
 from .inference import InferenceSettings
 from .orchestrator import OrchestratorSettings
@@ -86,10 +86,13 @@ def _resolved(line: CommandLine, service: Service | None, resolve: Callable[[Run
 
     gathered = gather(line.files, line.options, service)
     try:
+        problems = truth_for_number(gathered.tree)
         try:
             run = RunSettings.model_validate(gathered.tree)
         except ValidationError as error:
-            raise SettingsError(explain(error, gathered.tree)) from None
+            problems += explain(error, gathered.tree)
+        if problems:
+            raise SettingsError(problems)
         return resolve(run, gathered.whole_run)
     except SettingsError as error:
         raise error.with_origins(gathered.origin) from None

@@ -28,9 +28,9 @@ def tables(annotation: Any) -> list[type[Table]]:
 
 
 def item_type(annotation: Any) -> Any:
-    """The type of a list's items, None if it is no list."""
+    """The type of the items of a list or tuple, None if it is neither."""
     for member in alternatives(annotation):
-        if get_origin(member) is list:
+        if get_origin(member) in (list, tuple):
             return get_args(member)[0]
     return None
 
