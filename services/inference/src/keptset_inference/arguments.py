@@ -127,8 +127,7 @@ def resolved_config(arguments: AsyncEngineArgs, *, capture: bool) -> VllmConfig:
     if current_platform.is_cpu() and parallel.pipeline_parallel_size > 1:
         raise StartError(
             f"inference.vllm.pipeline_parallel_size = {parallel.pipeline_parallel_size}: vLLM's CPU engine "
-            "dies at "
-            "the first request; set 1"
+            "dies at the first request; set 1"
         )
     if not capture:
         if parallel.worker_cls == STOCK_CPU_WORKER:

@@ -47,8 +47,7 @@ def _refuse_developer_mode(environ: MutableMapping[str, str]) -> None:
     if value not in ("", "0"):
         raise StartError(
             f"VLLM_SERVER_DEV_MODE={value} would open vLLM's developer routes (remote calls into the "
-            "workers) to "
-            "everybody who reaches the port: unset it"
+            "workers) to everybody who reaches the port: unset it"
         )
 
 

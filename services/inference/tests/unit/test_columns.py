@@ -1,12 +1,13 @@
 """What the sampler appends and what the scheduler takes off again."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput, SamplingMaskLists
 
-from keptset_inference.capture.columns import NO_SET, PAD, kept_columns, split_columns
+from keptset_inference.capture.columns import NO_SET, PAD, columns_on_device, columns_on_host, split_columns
 from keptset_inference.capture.scheduler import move_columns
 
 
@@ -17,18 +18,20 @@ def lists(columns: np.ndarray, logprobs: int = 0) -> LogprobsLists:
     return LogprobsLists(ids, np.zeros((rows, 1 + logprobs), np.float32), np.zeros(rows, np.int32))
 
 
+@pytest.mark.parametrize("columns_of", [columns_on_host, columns_on_device])
 @given(seed=st.integers(0, 2**31), width=st.integers(1, 40), density=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
 @settings(max_examples=80, deadline=None)
-def test_columns_are_the_finite_ids_in_ascending_order(seed, width, density):
+def test_columns_are_the_finite_ids_in_ascending_order(columns_of, seed, width, density):
     generator = torch.Generator().manual_seed(seed)
     logprobs = torch.where(torch.rand(4, 60, generator=generator) < density, -1.0, -torch.inf)
-    columns = kept_columns(logprobs, width)
+    columns = columns_of(logprobs, width)
     assert columns.dtype == torch.int32
     assert columns.shape == (4, 1 + width)
     for row in range(4):
         ids = torch.isfinite(logprobs[row]).nonzero().flatten().tolist()
         assert columns[row, 0] == len(ids), "the size is that of the whole row, also where it does not fit"
-        assert columns[row, 1:].tolist() == (ids + [PAD] * width)[:width]
+        if len(ids) <= width:
+            assert columns[row, 1:].tolist() == ids + [PAD] * (width - len(ids))
 
 
 def test_nothing_is_split_off_where_nothing_was_appended():

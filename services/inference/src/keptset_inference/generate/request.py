@@ -133,8 +133,7 @@ def _token_ids(fields: dict[str, Any], vocab_size: int, max_model_len: int) -> l
     if len(ids) >= max_model_len:
         raise RequestError(
             f"token_ids has {len(ids)} tokens, but prompt and completion together have room for "
-            f"{max_model_len}: "
-            f"send at most {max_model_len - 1}, or start the server with a larger "
+            f"{max_model_len}: send at most {max_model_len - 1}, or start the server with a larger "
             "inference.vllm.max_model_len"
         )
     return ids

@@ -58,21 +58,18 @@ def prepare_sampling(request: GenerateRequest, facts: EngineFacts) -> Sampling:
         if params.min_tokens > room:
             raise RequestError(
                 f"sampling_params.min_tokens = {params.min_tokens}, but the context has room for {room} "
-                "tokens "
-                f"after a prompt of {len(request.token_ids)}"
+                f"tokens after a prompt of {len(request.token_ids)}"
             )
     elif params.max_tokens > room:
         raise RequestError(
             f"sampling_params.max_tokens = {params.max_tokens}, but after a prompt of "
-            f"{len(request.token_ids)} "
-            f"tokens the context of {facts.max_model_len} has room for {room}: send at most that, or leave "
-            "max_tokens out, which takes the rest of the context"
+            f"{len(request.token_ids)} tokens the context of {facts.max_model_len} has room for {room}: "
+            "send at most that, or leave max_tokens out, which takes the rest of the context"
         )
     if params.n > facts.max_num_seqs:
         raise RequestError(
             f"sampling_params.n = {params.n}, but the server runs {facts.max_num_seqs} sequences at a time: "
-            "ask for "
-            "fewer, or start it with a larger inference.vllm.max_num_seqs"
+            "ask for fewer, or start it with a larger inference.vllm.max_num_seqs"
         )
     _check_seed(params)
     logprobs = params.logprobs
@@ -151,9 +148,8 @@ def _wants_sets(asked: bool | None, params: SamplingParams, facts: EngineFacts) 
         return params.temperature > 0 and limits_support(params, facts.vocab_size)
     if params.temperature == 0:
         raise RequestError(
-            "kept_tokens = true, but temperature = 0 is greedy and has no kept set: set a temperature of at "
-            "least "
-            f"{LOWEST_TEMPERATURE}, or leave kept_tokens out"
+            "kept_tokens = true, but temperature = 0 is greedy and has no kept set: set a temperature of "
+            f"at least {LOWEST_TEMPERATURE}, or leave kept_tokens out"
         )
     return True
 
@@ -165,39 +161,33 @@ def _check_replayable(params: SamplingParams, given: dict[str, Any], facts: Engi
     temperature = given.get("temperature", 1.0)
     if temperature < LOWEST_TEMPERATURE:
         raise RequestError(
-            f"sampling_params.temperature = {temperature}: vLLM would clamp it to {LOWEST_TEMPERATURE}; send "
-            "at least "
-            f"that, or 0 for greedy, {without}"
+            f"sampling_params.temperature = {temperature}: vLLM would clamp it to {LOWEST_TEMPERATURE}; "
+            f"send at least that, or 0 for greedy, {without}"
         )
     if params.top_k > facts.width and facts.vocab_size > facts.width:
         raise RequestError(
             f"sampling_params.top_k = {params.top_k}, but at most {facts.width} ids of a kept set are "
-            "recorded: "
-            f"set top_k to 1 to {facts.width}, {without}"
+            f"recorded: set top_k to 1 to {facts.width}, {without}"
         )
     if widest_set(params, facts.vocab_size) > facts.width:
         raise RequestError(
             f"sampling_params.top_k = {given.get('top_k')}: without a top_k a kept set may be as large as "
-            "the "
-            f"vocabulary of {facts.vocab_size}, and at most {facts.width} ids are recorded: set top_k to 1 "
-            "to "
-            f"{facts.width}, {without}"
+            f"the vocabulary of {facts.vocab_size}, and at most {facts.width} ids are recorded: set top_k "
+            f"to 1 to {facts.width}, {without}"
         )
     neutral = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
     for name, value in neutral.items():
         if getattr(params, name) != value:
             raise RequestError(
                 f"sampling_params.{name} = {getattr(params, name)} bends logits, which a kept set cannot "
-                "replay: "
-                f"leave it out, {without}"
+                f"replay: leave it out, {without}"
             )
     bends = ["logit_bias", "thinking_token_budget", "trace_decode_token_ids", "logprob_token_ids"]
     for name in bends:
         if getattr(params, name):
             raise RequestError(
                 f"sampling_params.{name} = {shown(getattr(params, name))} cannot be sent with kept sets: "
-                "leave it "
-                f"out, {without}"
+                f"leave it out, {without}"
             )
     if params.thinking_token_budget is not None:
         raise RequestError(
@@ -211,8 +201,7 @@ def _check_replayable(params: SamplingParams, given: dict[str, Any], facts: Engi
     if params.logprobs is not None and params.logprobs < 0:
         raise RequestError(
             f"sampling_params.logprobs = {params.logprobs} (the whole vocabulary) cannot be sent with kept "
-            "sets: "
-            f"send 0 or more, {without}"
+            f"sets: send 0 or more, {without}"
         )
 
 

@@ -77,8 +77,7 @@ class WeightUpdates:
         if self.root is None:
             raise RequestError(
                 "this server has no weights_dir: set inference.weights_dir to the directory that versions "
-                "are "
-                "published in",
+                "are published in",
                 404,
                 "no_weights_dir",
             )
