@@ -9,7 +9,7 @@ from fastapi import Response
 
 
 class StartError(ValueError):
-    """The server cannot start as it was told to; the text names the field, the value and the way out."""
+    """The server cannot start, or not go on; the text names the field, the value and the way out."""
 
 
 class RequestError(ValueError):

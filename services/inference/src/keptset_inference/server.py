@@ -61,6 +61,7 @@ async def serve(settings: InferenceSettings) -> None:
             # vLLM's launcher, not uvicorn's own: that one re-raises SIGTERM before the engine is shut down
             # and orphans its processes. This one drains the engine first, and also stops when the engine is
             # dead.
+            # It returns what is left to be awaited; "dummy_shutdown" unless a signal came.
             closing = await serve_http(
                 app,
                 sock=listener,
@@ -70,7 +71,10 @@ async def serve(settings: InferenceSettings) -> None:
                 access_log=False,
                 timeout_graceful_shutdown=5,
             )
+        asked_to_stop = closing.__name__ != "dummy_shutdown"
         await closing
+        if not asked_to_stop:
+            raise StartError("the engine died while it served; its log is above")
 
 
 def engine_facts(settings: InferenceSettings, config: VllmConfig, *, capture: bool) -> EngineFacts:

@@ -161,6 +161,17 @@ def test_the_running_model_is_read_from_its_directory(tmp_path):
     assert not model.tied
 
 
+def test_of_a_model_that_comes_twice_the_files_of_the_index_count(tmp_path):
+    save_file(TENSORS, tmp_path / "model-00001-of-00001.safetensors")
+    save_file(TENSORS | {"other.name": TENSORS[NORM]}, tmp_path / "consolidated.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    index = {"weight_map": dict.fromkeys(TENSORS, "model-00001-of-00001.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = running_model(str(tmp_path))
+    assert model.shapes == EXPECTED
+    assert model.tied
+
+
 def test_a_model_without_safetensors_cannot_be_updated(tmp_path):
     with pytest.raises(TensorFileError):
         read_tensors(tmp_path)

@@ -95,6 +95,7 @@ def test_the_widest_set_is_bounded_by_top_k_allowed_ids_and_vocabulary():
 
 def test_a_mark_that_somebody_else_set_is_refused():
     KeptRows.validate_params(marked(top_k=3))
+    KeptRows.validate_params(marked(top_k=600))  # more than a small vocabulary has
     KeptRows.validate_params(SamplingParams(top_k=3, extra_args={"other": 1}))
     for forged in (1, True, "", None, "0" * 32):
         with pytest.raises(ValueError, match=r"private.*inference/v1/generate"):

@@ -38,7 +38,6 @@ def check_mark(params: SamplingParams) -> None:
         )
     # What the route has made sure of; sampling would be wrong without it.
     assert params.temperature >= 0.01
-    assert params.top_k <= WIDTH
     assert params.logprobs is not None
     assert params.logprobs >= 0
 

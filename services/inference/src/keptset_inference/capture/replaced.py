@@ -24,6 +24,12 @@ class Piece:
 PIECES = (
     # How a row is cut and its set is read.
     Piece(
+        "vllm.v1.sample.sampler:Sampler.__init__",
+        "called by CaptureSampler, which takes the place of a Sampler of the same arguments",
+        "vLLM has no hook for the sampler",
+        NATIVE,
+    ),
+    Piece(
         "vllm.v1.sample.sampler:Sampler.forward",
         "overridden by CaptureSampler",
         "appends the sets to the ids of the logprobs, whose copy to the host happens anyway",

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from .tensors import TensorFileError, read_tensors
+from .tensors import read_tensors
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,18 @@ def running_model(model: str, revision: str | None = None) -> RunningModel:
         except Exception as error:
             raise ValueError(f"the files of {model} are not on this machine: {error}") from error
     try:
-        shapes = {name: tensor.shape for name, tensor in read_tensors(directory).items()}
+        tensors = read_tensors(directory, _listed(directory))
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
         config = json.loads((directory / "config.json").read_bytes())
-    except (TensorFileError, OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"weights of {model} cannot be compared: {error}") from error
     return RunningModel(directory, shapes, tied=_tied(config))
+
+
+def _listed(directory: Path) -> set[str] | None:
+    """The files that an index lists: some models come twice, in a second format beside."""
+    index = directory / "model.safetensors.index.json"
+    return set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else None
 
 
 def _tied(config: dict[str, object]) -> bool:

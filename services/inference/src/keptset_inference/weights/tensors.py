@@ -3,6 +3,7 @@
 import hashlib
 import json
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,14 +58,14 @@ class Tensor:
         return digest.hexdigest()
 
 
-def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """Every tensor of every *.safetensors file in a directory, by name.
+def read_tensors(directory: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """Every tensor of these files of a directory, by name; of all *.safetensors files if none are given.
 
     Raises:
         TensorFileError: no such file, a damaged one, or a name that is there twice.
     """
     tensors: dict[str, Tensor] = {}
-    files = sorted(directory.glob("*.safetensors"))
+    files = sorted(directory.glob("*.safetensors") if names is None else (directory / name for name in names))
     if not files:
         raise TensorFileError(f"{directory} holds no *.safetensors file")
     for file in files:

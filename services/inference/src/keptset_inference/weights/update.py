@@ -107,16 +107,17 @@ class WeightUpdates:
 
     async def _update(self, version: int, root: Path, model: RunningModel) -> UpdateResult:
         start = time.monotonic()
+        deadline = asyncio.get_running_loop().time() + self.load_timeout
         name = version_name(version)
         try:
-            async with asyncio.timeout(self.load_timeout):
+            async with asyncio.timeout_at(deadline):
                 directory = await asyncio.to_thread(
                     check_published, root, version, model.shapes, tied=model.tied
                 )
         except TimeoutError:
             raise self._too_long(f"the files of {root / name} to be read and hashed", 504) from None
         paused = time.monotonic()
-        await self._load(directory, name)
+        await self._load(directory, name, deadline)
         self.state.weight_version = version
         self._current = directory
         result = UpdateResult(version, time.monotonic() - start, time.monotonic() - paused)
@@ -125,11 +126,11 @@ class WeightUpdates:
         )
         return result
 
-    async def _load(self, directory: Path, name: str) -> None:
+    async def _load(self, directory: Path, name: str, deadline: float) -> None:
         waiting_for = "the engine to pause"
         loaded = False
         try:
-            async with asyncio.timeout(self.load_timeout):
+            async with asyncio.timeout_at(deadline):
                 # Running requests are put back into the queue and computed anew under the new weights.
                 await self.engine.pause_generation(mode="keep", clear_cache=True)
                 waiting_for = f"every worker to load {directory}"
