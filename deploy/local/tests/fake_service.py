@@ -18,7 +18,8 @@ def warm_start(arguments: list[str]) -> None:
     directory = Path(arguments[arguments.index("--directory") + 1])
     print("step 1 of 2", flush=True)
     directory.mkdir(parents=True)
-    (directory / "config.json").write_text("{}")
+    recipe = {"min_letters": 4, "max_letters": 12, "seed": 0}
+    (directory / "recipe.json").write_text(json.dumps({"recipe": recipe}))
 
 
 def serve(settings: dict, sick: bool) -> None:

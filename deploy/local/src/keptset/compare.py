@@ -15,10 +15,10 @@ from rich.table import Table
 from keptset.display import Display
 from keptset.metrics import Row
 from keptset.resolve import prepare, relative
-from keptset.sampling import describe, sampling_of, truncates
+from keptset.sampling import describe, sampling_of
 from keptset.summary import number, values
 from keptset.training import train
-from keptset_settings import RunSettings, load_run
+from keptset_settings import RunSettings, is_truncating, load_run
 
 LAST = 5
 """Steps that final numbers are averaged over."""
@@ -122,13 +122,13 @@ def _require_comparable(run: RunSettings, untruncated: RunSettings) -> None:
     """The given run is the arm with replay; the other two must differ from it in one thing each."""
     if run.trainer.unsafe_ignore_kept_tokens:
         raise ValueError("trainer.unsafe_ignore_kept_tokens is set by compare itself: leave it out")
-    if not all(map(truncates, sampling_of(run))):
+    if not all(map(is_truncating, sampling_of(run))):
         raise ValueError(
             "nothing to compare: not every source truncates; "
             "set [orchestrator.train.sampling] top_p, top_k or min_p"
         )
     for source in untruncated.orchestrator.train.source:
-        if truncates(source.sampling):
+        if is_truncating(source.sampling):
             raise ValueError(
                 f"source {source.name!r} truncates by its own sampling, which compare does not switch off: "
                 f"move that to [orchestrator.train.sampling]"

@@ -64,15 +64,6 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def secrets(run: RunSettings, service: str) -> dict[str, str]:
-    """What a service's file leaves out, as environment variables."""
-    found = {
-        "inference": {"KEPTSET_INFERENCE__API_KEY": run.inference.api_key},
-        "orchestrator": {"KEPTSET_ORCHESTRATOR__INFERENCE_API_KEY": run.orchestrator.inference_api_key},
-    }.get(service, {})
-    return {name: secret.get_secret_value() for name, secret in found.items() if secret is not None}
-
-
 def relative(path: Path) -> Path:
     """A path as short as it can be said from here."""
     try:

@@ -9,7 +9,7 @@ from keptset import sampling, summary
 from keptset.display import Display
 from keptset.resolve import Prepared, prepare, relative
 from keptset.training import Outcome, train
-from keptset_settings import RunSettings
+from keptset_settings import RunSettings, is_truncating
 
 
 def run(argv: list[str], overwrite: bool, console: Console) -> None:
@@ -36,7 +36,7 @@ def report(prepared: Prepared, outcome: Outcome, console: Console) -> None:
     run, path = prepared.run, prepared.directory.path
     numbers = summary.summarise(outcome.rows, outcome.startup, outcome.seconds)
     exact = run.inference.vllm.get("dtype") == "float32" and not run.trainer.unsafe_ignore_kept_tokens
-    truncating = all(sampling.truncates(source) for source in sampling.sampling_of(run))
+    truncating = all(is_truncating(source) for source in sampling.sampling_of(run))
     promises = summary.promises(outcome.rows, truncating=truncating, exact=exact)
     (path / "summary.json").write_text(
         json.dumps(numbers | {"promises": [asdict(p) for p in promises]}, indent=2) + "\n"

@@ -8,11 +8,6 @@ def sampling_of(run: RunSettings) -> list[SamplingSettings]:
     return [source.sampling for source in run.orchestrator.train.source]
 
 
-def truncates(sampling: SamplingSettings) -> bool:
-    """Whether top_p, top_k or min_p limits the support."""
-    return bool(_cuts(sampling))
-
-
 def describe(sampling: SamplingSettings) -> str:
     """What is cut, in words; the top_k that every truncating source gets goes without saying."""
     cuts = _cuts(sampling)

@@ -1,5 +1,6 @@
 """One training from start to end: the processes, what is shown meanwhile, and what they leave."""
 
+import json
 import os
 import sys
 import time
@@ -10,11 +11,14 @@ from keptset.directory import RunDirectory
 from keptset.display import Display
 from keptset.health import wait_healthy
 from keptset.metrics import MetricsTail, Row
-from keptset.resolve import base_url, secrets
+from keptset.resolve import base_url
 from keptset.supervisor import Supervisor
-from keptset_settings import RunSettings, WarmStartSettings, to_toml
+from keptset_settings import RunSettings, WarmStartSettings, service_environment, write_service_configs
 
 POLL = 0.1
+
+RECIPE = ("min_letters", "max_letters", "seed")
+"""Settings that make one warm start differ from another."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
     Raises ProcessDied, TimeoutError (who was waited for, how long) or Stopped (a signal).
     """
     began = time.monotonic()
-    configs = _write_configs(run, directory.configs)
+    write_service_configs(run, directory.configs)
     with Supervisor() as supervisor:
         if run.warm_start is not None:
             _warm_start(run.warm_start, supervisor, directory, display)
@@ -43,7 +47,7 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
             "trainer": base_url(run.trainer.host, run.trainer.port),
         }
         for name in urls:
-            _start(name, supervisor, directory, configs[name], run)
+            _start(name, supervisor, directory, run)
         with display.waiting() as waiting:
             startup = wait_healthy(
                 urls,
@@ -52,35 +56,23 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
                 lambda missing, s: waiting.update("waiting for " + _said(missing), s),
                 lambda name, s: display.line(name, f"healthy after {s:.1f} s, {urls[name]}"),
             )
-        _start("orchestrator", supervisor, directory, configs["orchestrator"], run, may_end=True)
+        _start("orchestrator", supervisor, directory, run, may_end=True)
         rows = _follow(run, directory.metrics, supervisor, display)
     return Outcome(rows, startup, time.monotonic() - began)
 
 
-def _write_configs(run: RunSettings, folder: Path) -> dict[str, Path]:
-    tables = {"inference": run.inference, "trainer": run.trainer, "orchestrator": run.orchestrator}
-    files = {name: folder / f"{name}.toml" for name in tables}
-    files["inference"] = folder / "inference-0.toml"  # one file a node
-    for name, table in tables.items():
-        files[name].write_text(to_toml(table, name))
-    return files
-
-
 def _start(
-    name: str,
-    supervisor: Supervisor,
-    directory: RunDirectory,
-    config: Path,
-    run: RunSettings,
-    may_end: bool = False,
+    name: str, supervisor: Supervisor, directory: RunDirectory, run: RunSettings, may_end: bool = False
 ) -> None:
+    config = directory.configs / ("inference-0.toml" if name == "inference" else f"{name}.toml")
     command = [sys.executable, "-m", f"keptset_{name}", "--config", str(config)]
-    supervisor.start(name, command, directory.logs / f"{name}.log", _environment(secrets(run, name)), may_end)
+    environment = _environment(service_environment(run, name))
+    supervisor.start(name, command, directory.logs / f"{name}.log", environment, may_end)
 
 
-def _environment(extra: dict[str, str]) -> dict[str, str]:
+def _environment(secrets: dict[str, str]) -> dict[str, str]:
     # Our own variables are in the resolved files already, where the command line has overruled some of them.
-    return {name: text for name, text in os.environ.items() if not name.startswith("KEPTSET_")} | extra
+    return {name: text for name, text in os.environ.items() if not name.startswith("KEPTSET_")} | secrets
 
 
 def _warm_start(
@@ -88,11 +80,11 @@ def _warm_start(
 ) -> None:
     model = settings.directory
     assert model is not None, "resolving a run fills it in"
-    if (model / "config.json").exists():
+    if _is_made(model, settings):
         display.line("model", f"{model} (cached)")
         return
     command = [sys.executable, "-m", "keptset_trainer", "warm-start", "--directory", str(model)]
-    for option in ("min_letters", "max_letters", "seed"):
+    for option in RECIPE:
         command += [f"--{option.replace('_', '-')}", str(getattr(settings, option))]
     log = directory.logs / "warm-start.log"
     process = supervisor.start("warm start", command, log, _environment({}), may_end=True)
@@ -104,6 +96,15 @@ def _warm_start(
     supervisor.check()
     supervisor.end(process)
     display.line("model", f"{model} made in {time.monotonic() - process.started:.1f} s")
+
+
+def _is_made(model: Path, settings: WarmStartSettings) -> bool:
+    """Whether the model is there; of one that was made otherwise, the command that makes it will complain."""
+    try:
+        recipe = json.loads((model / "recipe.json").read_text())["recipe"]
+    except (FileNotFoundError, KeyError):
+        return False
+    return all(recipe.get(name) == getattr(settings, name) for name in RECIPE)
 
 
 def _follow(run: RunSettings, metrics: Path, supervisor: Supervisor, display: Display) -> list[Row]:
