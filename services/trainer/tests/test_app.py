@@ -203,6 +203,26 @@ async def test_a_batch_over_the_bound_is_not_kept(folders, loop, length_is_told)
     assert not list(folders.spool.iterdir())
 
 
+async def test_an_upload_that_breaks_off_is_not_kept(client, folders, make_batch):
+    body = encode(make_batch(1))
+    events = iter(
+        [{"type": "http.request", "body": body[:100], "more_body": True}, {"type": "http.disconnect"}]
+    )
+    sent = []
+
+    async def receive():
+        return next(events)
+
+    async def send(message):
+        sent.append(message)
+
+    path = "/keptset/v1/steps/1"
+    scope = {"type": "http", "method": "PUT", "path": path, "query_string": b"", "headers": []}
+    await client._transport.app(scope, receive, send)
+    assert sent[0]["status"] == 400
+    assert not list(folders.spool.iterdir())
+
+
 async def test_a_full_disk_acknowledges_nothing(client, folders, make_batch, monkeypatch):
     def full(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

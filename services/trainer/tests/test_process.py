@@ -164,4 +164,4 @@ def test_what_cannot_start_says_so_at_once(tmp_path):
         timeout=PATIENCE,
     )
     assert done.returncode == 2
-    assert "trainer.output_dir is not set" in done.stderr
+    assert "output_dir: not set" in done.stderr

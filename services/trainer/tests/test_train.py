@@ -122,6 +122,15 @@ def test_old_versions_checkpoints_and_batches_go_but_results_stay(settings, make
     assert len(list(folders.results.iterdir())) == 5
 
 
+def test_bfloat16_weights_are_trained_and_published_as_such(settings, make_batch):
+    folders = folders_of(settings)
+    spool(folders, make_batch(1))
+    run(settings.model_copy(update={"dtype": "bfloat16"}))
+    manifest = json.loads((folders.version(1) / "manifest.json").read_bytes())
+    assert {entry["dtype"] for entry in manifest["tensors"].values()} == {"bfloat16"}
+    assert json.loads(folders.result(1).read_bytes())["metrics"]["ratio/max_abs_log"] < 0.5
+
+
 def test_nothing_on_disk_is_a_pickle(settings, make_batch):
     folders = folders_of(settings)
     spool(folders, make_batch(1))

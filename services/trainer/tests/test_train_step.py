@@ -122,6 +122,28 @@ def test_packing_does_not_change_the_step(tiny_model, make_batch, loss):
         assert torch.allclose(a, b, atol=2e-5)
 
 
+def test_a_sequence_without_trained_tokens_changes_nothing(tiny_model, make_batch):
+    samples = make_batch(1).samples
+    length = samples[0].num_tokens
+    context = TrainingSample.build(
+        token_ids=samples[0].arrays().token_ids,
+        loss_mask=np.zeros(length, bool),
+        logprobs=np.zeros(length),
+        temperatures=np.ones(length),
+        advantages=np.ones(length),
+        kept=None,
+        must_have_masks=True,
+        source="",
+        group="",
+        sample_id="context",
+    )
+    for loss in (ClippedRatioLoss(), SequenceProductLoss(), GeometricMeanLoss()):
+        without, _ = step(tiny_model, samples, loss, row_tokens=24)
+        beside, _ = step(tiny_model, [*samples, context], loss, row_tokens=24)
+        assert beside.pop("tokens/total") == without.pop("tokens/total") + length
+        assert beside == pytest.approx(without, rel=1e-5, abs=1e-7)
+
+
 def test_a_step_makes_good_tokens_likelier(tiny_model, make_batch):
     samples = [changed(s, advantages=np.ones(s.num_tokens)) for s in make_batch(1).samples]
     _, after = step(tiny_model, samples)

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import ClientDisconnect
 
 from kept_tokens import KeptTokensError
 from kept_tokens.messages import StepResult, TrainingBatch, check_batch, decode, encode
@@ -69,6 +70,10 @@ def build_app(
             content_hash = await asyncio.to_thread(check, incoming, step, vocab_size, row_tokens)
             async with accepting:
                 is_new = await asyncio.to_thread(spool.accept, incoming, step, content_hash)
+        except ClientDisconnect:
+            raise Refusal(
+                400, "incomplete_batch", f"step {step}: the connection ended before the body"
+            ) from None
         except StepConflict as conflict:
             there = spool.hashes.get(step)
             raise Refusal(

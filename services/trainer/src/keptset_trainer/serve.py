@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import IO
 
 import uvicorn
@@ -30,14 +29,10 @@ def serve(argv: list[str]) -> int:
         print("keptset-trainer [serve] --config FILE ...")
         print("keptset-trainer warm-start --directory DIR ...\n")
     settings = load_service("trainer", argv)
-    for name in ("model", "output_dir", "weights_dir"):
-        if getattr(settings, name) is None:
-            print(
-                f"trainer.{name} is not set: give --{name} or set it in the config (a run fills it in)",
-                file=sys.stderr,
-            )
-            return 2
-    folders = Folders(Path(settings.output_dir), Path(settings.weights_dir))
+    assert settings.model
+    assert settings.output_dir
+    assert settings.weights_dir
+    folders = Folders(settings.output_dir, settings.weights_dir)
     try:
         folders.create()
         lock = take_lock(folders)

@@ -29,7 +29,10 @@ POLL_SECONDS = 0.02
 
 def train(settings: TrainerSettings, parent: int) -> None:
     """Train until told to stop."""
-    folders = Folders(Path(settings.output_dir), Path(settings.weights_dir))
+    assert settings.model
+    assert settings.output_dir
+    assert settings.weights_dir
+    folders = Folders(settings.output_dir, settings.weights_dir)
     for folder in (folders.checkpoints, folders.weights):
         sweep(folder)
 
@@ -147,7 +150,7 @@ def check_same_run(record: dict[str, Any], settings: TrainerSettings, start: Pat
             f"{start} was trained from trainer.model {record['model']!r}, not from {settings.model!r}; "
             "choose another trainer.output_dir and weights_dir, or set the model back"
         )
-    published = max(numbered(Path(settings.weights_dir), "v"), default=0)
+    published = max(numbered(settings.weights_dir, "v"), default=0)
     if published > record["step"]:
         raise ValueError(
             f"{settings.weights_dir} holds version {published}, but the newest checkpoint is {start}; "
