@@ -1,6 +1,6 @@
 """Random problems, and the measure that errors are held to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -10,6 +10,15 @@ from torch import Tensor
 from kept_loss import KeptLogprobs, KeptSet
 
 TOLERANCE = 5e-7
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors are tiny here: on a busy machine, waiting for other threads would be most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Problem(NamedTuple):

@@ -78,7 +78,7 @@ class _KeptLogprobs(torch.autograd.Function):
                 (logsumexp_kept[0][at] - state.largest) + (logsumexp_kept[1][at] - state.total.log())
             ).exp()
             mass = torch.where(
-                free, 1, mass.clamp(max=1)
+                free, 1, mass
             )  # a whole set's sum may round past the whole vocabulary's
             outputs = (
                 logprobs.to(dtype),
@@ -204,9 +204,9 @@ def _unmasked_gradient(
             logits, slope = full.block_logits(hidden[part], rows, heat[part], softcap)
             here = full.WholeVocabulary(*(one[part] for one in state))
             d = full.block_gradient(logits, slope, here, label[part] - first, gradient[part], heat[part])
-            out[part] += d @ rows
+            out[part] += full.product(d, rows)
             if block is not None:
-                block += d.T @ hidden[part]
+                block += full.product(d.T, hidden[part])
         if grad_weight is not None and block is not None and by_id is not None:
             bounds = torch.tensor([first, first + rows.shape[0]], device=weight.device)
             start, stop = torch.searchsorted(by_id.ids, bounds).tolist()

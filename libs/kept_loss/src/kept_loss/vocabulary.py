@@ -10,6 +10,8 @@ from .softcap import capped
 
 POSITIONS_AT_ONCE = 1024
 VOCABULARY_AT_ONCE = 8192
+TERMS_AT_ONCE = 128
+"""Of a dot product on a GPU, whose float32 matmul adds all terms one after the other."""
 
 
 class WholeVocabulary(NamedTuple):
@@ -42,8 +44,23 @@ def block_logits(
 
     With a soft cap also d(capped) / d(raw), [P, B].
     """
-    logits, slope = capped(hidden @ weight.T, softcap)
+    logits, slope = capped(product(hidden, weight.T), softcap)
     return logits.div_(temperature[:, None]), slope
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right``; on a GPU in parts along the terms, so that long float32 sums keep their digits.
+
+    A CPU's matmul works in such parts already.
+    """
+    terms = left.shape[1]
+    if not left.is_cuda or left.dtype == torch.float64 or terms <= TERMS_AT_ONCE:
+        return left @ right
+    out = left[:, :TERMS_AT_ONCE] @ right[:TERMS_AT_ONCE]
+    for start in range(TERMS_AT_ONCE, terms, TERMS_AT_ONCE):
+        stop = start + TERMS_AT_ONCE
+        out.addmm_(left[:, start:stop], right[start:stop])
+    return out
 
 
 def vocabulary_blocks(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:

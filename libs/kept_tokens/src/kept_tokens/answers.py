@@ -135,7 +135,7 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
             position = int(unusable.argmax())
             raise KeptTokensError(
                 "logprobs",
-                f"{logprobs[position]} is no logprob of a sampled token (finite, <= 0, not {NO_EVIDENCE})",
+                f"{logprobs[position]!s} is no logprob of a sampled token (finite, <= 0, not {NO_EVIDENCE})",
                 position=position,
             )
         return logprobs

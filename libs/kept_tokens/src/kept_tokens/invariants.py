@@ -62,16 +62,15 @@ def check_ids(ids: Int32Array, offsets: Int64Array) -> None:
 
 def out_of_order(ids: Int32Array, offsets: Int64Array) -> NDArray[np.bool_]:
     """Which positions are not in strictly ascending order, bool [T]."""
-    disordered = np.zeros(len(offsets) - 1, np.bool_)
-    if ids.size < 2:
-        return disordered
-    falls = ids[1:] <= ids[:-1]  # [M - 1]; entry i compares i + 1 with i
-    starts = offsets[1:-1]
-    starts = starts[(starts > 0) & (starts < ids.size)]
-    falls[starts - 1] = False  # a new position may start lower
-    entries = np.flatnonzero(falls) + 1
-    disordered[np.searchsorted(offsets, entries, side="right") - 1] = True
-    return disordered
+    falls = np.zeros(ids.size, np.bool_)  # falls[m]: ids[m] is not above ids[m - 1] of the same position
+    np.less_equal(ids[1:], ids[:-1], out=falls[1:])
+    starts = offsets[:-1]
+    falls[starts[starts < ids.size]] = False  # a new position may start lower
+    if not falls.any():
+        return np.zeros(len(offsets) - 1, np.bool_)
+    so_far = np.zeros(ids.size + 1, np.int64)
+    np.cumsum(falls, out=so_far[1:])
+    return so_far[offsets[1:]] > so_far[offsets[:-1]]
 
 
 def position_keys(ids: Int32Array, counts: Int32Array) -> Int64Array:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arrays import from_buffer, int32_array, to_buffer
+from .arrays import from_buffer, int32_array, read_only, to_buffer
 from .errors import KeptTokensError
 from .payload import KeptTokens
 
@@ -32,7 +32,7 @@ class WeightSpan(NamedTuple):
 
 
 class SampleArrays(NamedTuple):
-    """The arrays of one sample, read-only views of its bytes, each [T]."""
+    """The arrays of one sample, read-only, each [T]; views of its bytes where the type allows."""
 
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
@@ -117,7 +117,7 @@ class TrainingSample(msgspec.Struct, array_like=True, frozen=True):
         """Views of the bytes. Check the sample first."""
         return SampleArrays(
             token_ids=from_buffer(self.token_ids, INT32, "token_ids"),
-            loss_mask=from_buffer(self.loss_mask, UINT8, "loss_mask") != 0,
+            loss_mask=read_only(from_buffer(self.loss_mask, UINT8, "loss_mask") != 0),
             logprobs=from_buffer(self.logprobs, FLOAT32, "logprobs"),
             temperatures=from_buffer(self.temperatures, FLOAT32, "temperatures"),
             advantages=from_buffer(self.advantages, FLOAT32, "advantages"),

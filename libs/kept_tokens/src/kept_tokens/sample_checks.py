@@ -200,7 +200,14 @@ def _check_kept(
 ) -> None:
     counts = b"".join([sample.kept_counts or bytes(4 * sample.num_tokens) for sample in samples])
     ids = b"".join([sample.kept_ids for sample in samples])
-    kept = KeptTokens.from_bytes(ids, counts)
+    try:
+        kept = KeptTokens.from_bytes(ids, counts)
+        kept.check(vocab_size=vocab_size, sampled_ids=token_ids)
+        required = loss & np.repeat([sample.must_have_masks for sample in samples], lengths)
+        kept.check(require_masks=required)
+    except KeptTokensError as error:
+        names = {"ids": "kept_ids", "counts": "kept_counts", "sampled_ids": "token_ids"}
+        raise KeptTokensError(names[error.field], error.problem, position=error.position) from None
     _refuse(
         ~loss & (kept.counts != 0),
         "kept_counts",
@@ -208,13 +215,11 @@ def _check_kept(
         "predicts it, and is 0 on context",
         kept.counts,
     )
-    required = loss & np.repeat([sample.must_have_masks for sample in samples], lengths)
-    kept.check(vocab_size=vocab_size, sampled_ids=token_ids, require_masks=required)
 
 
 def _refuse(wrong: NDArray[np.bool_], field: str, problem: str, values: NDArray[Any] | None = None) -> None:
     """Raise for the first position where ``wrong`` is set; ``problem`` follows the value there."""
     if wrong.any():
         position = int(wrong.argmax())
-        said = problem if values is None else f"{values[position]} {problem}"
+        said = problem if values is None else f"{values[position]!s} {problem}"
         raise KeptTokensError(field, said, position=position)
