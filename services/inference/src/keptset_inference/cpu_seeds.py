@@ -10,6 +10,8 @@ from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from .cpu_heads import pack_heads
+
 
 def guard_seeds(runner: Any) -> None:
     """Keep the generators of rows that are in the middle of their prompt out of the step.
@@ -36,9 +38,14 @@ def guard_seeds(runner: Any) -> None:
 
 
 class SeedSafeCPUWorker(CPUWorker):
-    """vLLM's CPU worker, which survives seeds; used where capture is off."""
+    """vLLM's CPU worker, which survives seeds and whose tied head follows; used where capture is off."""
 
     def init_device(self) -> None:
         """As vLLM's, then guard."""
         super().init_device()
         guard_seeds(self.model_runner)
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's; a tied head follows its embedding."""
+        super().reload_weights(*args, **kwargs)
+        pack_heads(self.get_model())

@@ -89,6 +89,7 @@ def engine_facts(settings: InferenceSettings, config: VllmConfig, *, capture: bo
         max_model_len=model.max_model_len,
         max_num_seqs=config.scheduler_config.max_num_seqs,
         width=WIDTH if capture else None,
+        tokenizer=not model.skip_tokenizer_init,
         watermarking=config.watermark_config is not None,
     )
 

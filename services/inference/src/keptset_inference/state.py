@@ -24,6 +24,8 @@ class EngineFacts:
     """Sequences that run at the same time."""
     width: int | None
     """The most ids of a kept set that can be recorded; None: capture is off."""
+    tokenizer: bool = True
+    """The engine has one; without, vLLM ignores stop strings and bad words."""
     watermarking: bool = False
     """The engine watermarks requests that do not opt out."""
 

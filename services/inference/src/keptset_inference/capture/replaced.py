@@ -133,6 +133,12 @@ PIECES = (
         "the same",
         "the same",
     ),
+    Piece(
+        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+        "called after weights were loaded again, on a CPU only (cpu_heads)",
+        "a tied head keeps the packed copy of the old weights",
+        "a reload that packs tied heads",
+    ),
     # How the engine is told, and how it is served.
     Piece(
         "vllm.v1.engine.input_processor:InputProcessor._validate_params",

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 
+from ..cpu_heads import pack_heads
 from ..cpu_seeds import guard_seeds
 from . import v1
 
@@ -23,6 +24,12 @@ class KeptsetWorker(Base):  # type: ignore[misc, valid-type]
         v1.install(self.model_runner)
         if current_platform.is_cpu():
             guard_seeds(self.model_runner)
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's; on a CPU a tied head follows its embedding."""
+        super().reload_weights(*args, **kwargs)
+        if current_platform.is_cpu():
+            pack_heads(self.get_model())
 
     def keptset_report(self) -> dict[str, Any]:
         """For the proof at start-up."""

@@ -72,6 +72,13 @@ def prepare_sampling(request: GenerateRequest, facts: EngineFacts) -> Sampling:
             "ask for fewer, or start it with a larger inference.vllm.max_num_seqs"
         )
     _check_seed(params)
+    for name in ("stop", "bad_words"):
+        if getattr(params, name) and not facts.tokenizer:
+            raise RequestError(
+                f"sampling_params.{name} = {shown(getattr(params, name))} needs a tokenizer, and this "
+                "server was started with inference.vllm.skip_tokenizer_init: send token ids "
+                "(stop_token_ids, allowed_token_ids)"
+            )
     logprobs = params.logprobs
     masked = _wants_sets(request.kept_tokens, params, facts)
     if masked:
