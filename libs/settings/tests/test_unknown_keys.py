@@ -122,3 +122,9 @@ def test_an_unknown_option_of_a_service(refused):
 
 def test_a_run_path_is_no_option_of_a_service(refused):
     assert "--inference.port: unknown option" in refused(load_service, "inference", ["--inference.port", "1"])
+
+
+def test_an_option_in_an_unknown_table_and_one_like_no_other(refused):
+    text = refused(load_run, ["--trainr.seed", "1", "--quxx", "2"])
+    assert text.splitlines()[0].startswith("--trainr.seed: unknown option, did you mean --trainer.seed")
+    assert text.splitlines()[1] == "--quxx: unknown option, see --help"

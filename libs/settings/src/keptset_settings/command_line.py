@@ -74,8 +74,7 @@ def _value(rest: list[str], annotation: Any) -> str | None:
 
 def _meant(key: str, path: tuple[str, ...], root: tuple[str, ...]) -> str:
     """The nearest option: in the same table if that exists, else anywhere."""
-    here = known_keys(path[:-1]) if annotation_at(RunSettings, path[:-1]) is not None else []
-    near, prefix = nearest(path[-1], here), path[len(root) : -1]
+    near, prefix = nearest(path[-1], known_keys(path[:-1])), path[len(root) : -1]
     for length in range(len(root) + 1, len(path)):
         if item_type(annotation_at(RunSettings, path[:length])) is not None:
             return f"lists are given as JSON: --{'.'.join(path[len(root) : length])} '[...]'"
