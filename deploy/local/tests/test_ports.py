@@ -3,6 +3,8 @@ import socket
 import pytest
 
 from keptset import ports
+from keptset.resolve import choose_ports
+from keptset_settings import RunSettings
 
 
 @pytest.fixture
@@ -53,3 +55,15 @@ def test_ports_in_time_wait_count_as_free():
             connection.close()  # the side that closes first lingers
             assert client.recv(1) == b""
     assert ports.is_free("127.0.0.1", port)
+
+
+def test_a_port_that_is_set_for_one_service_is_not_picked_for_another(monkeypatch):
+    first, second = [port for port in range(65536 - 100, 65536) if ports.is_free("127.0.0.1", port)][-2:]
+    monkeypatch.setattr(ports, "LOWEST", first)
+    run = RunSettings()
+    run.inference.port, run.trainer.port = 0, second
+    run.orchestrator.port = next(port for port in range(20000, 65000) if ports.is_free("127.0.0.1", port))
+    for _ in range(20):
+        chosen = choose_ports(run)
+        assert chosen["trainer.port"] == second
+        assert chosen["inference.port"] != second

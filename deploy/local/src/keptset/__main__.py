@@ -22,6 +22,7 @@ usage: keptset COMMAND CONFIG.toml [--section.key value ...]
 
 Any setting can be given as --section.key value (--orchestrator.steps 10) or as an environment variable
 (KEPTSET_ORCHESTRATOR__STEPS=10). The command line wins over the environment, that over the file.
+`python -m keptset_settings` lists all settings.
 """
 
 

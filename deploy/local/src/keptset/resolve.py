@@ -28,7 +28,7 @@ def prepare(argv: list[str], overwrite: bool) -> Prepared:
         raise ValueError(
             "inference.model is not set: name a model's directory, or add [warm_start] to have one made"
         )
-    chosen = _choose_ports(run)
+    chosen = choose_ports(run)
     exact = any(argument.partition("=")[0] == "--name" for argument in argv)
     made = directory.create(run.runs_dir, run.name, exact=exact, overwrite=overwrite)
     overrides = ["--name", made.path.name]
@@ -39,7 +39,8 @@ def prepare(argv: list[str], overwrite: bool) -> Prepared:
         return Prepared(load_run([*argv, *overrides]), made)
 
 
-def _choose_ports(run: RunSettings) -> dict[str, int]:
+def choose_ports(run: RunSettings) -> dict[str, int]:
+    """The port of each service by its setting: the one set, if it is free, or a free one for 0."""
     services: dict[str, InferenceSettings | TrainerSettings | OrchestratorSettings] = {
         "inference": run.inference,
         "trainer": run.trainer,

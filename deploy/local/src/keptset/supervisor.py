@@ -12,6 +12,10 @@ from types import FrameType, TracebackType
 from keptset import groups
 
 TAIL_LINES = 20
+"""Lines of a dead process's log that are shown."""
+
+CAUSE_GRACE = 2.0
+"""Seconds that the cause of a death may take to die as well."""
 
 
 class ProcessDied(RuntimeError):
@@ -120,8 +124,10 @@ class Supervisor:
         """Raises ProcessDied for the first process, in order of start, that ended and should not have."""
         if not any(process.died() for process in self.processes):
             return
-        # One that dies takes those who talk to it along: look again, so that the cause is named.
-        time.sleep(0.3)
+        # The newest talks to the others. If it gives up on one that is about to die, that one is the cause.
+        deadline = time.monotonic() + CAUSE_GRACE
+        while not any(process.died() for process in self.processes[:-1]) and time.monotonic() < deadline:
+            time.sleep(groups.POLL)
         dead = next(process for process in self.processes if process.died())
         raise ProcessDied(dead.name, dead.popen.returncode, dead.log)
 

@@ -1,0 +1,104 @@
+"""Real services on the demo's model, in processes that carry a mark, so that what is left over is found."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "deploy" / "local" / "reverse-text.toml"
+MARK = "E2E_MARK"
+
+
+@dataclass
+class Started:
+    """Processes of one test."""
+
+    folder: Path
+    """Where runs go, and where the processes live."""
+    model: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    children: list["subprocess.Popen[str]"] = field(default_factory=list)
+
+    def start(self, module: str, *arguments: object) -> "subprocess.Popen[str]":
+        """`python -m module ...`; its output in <folder>/<module>.out and .err."""
+        with (
+            (self.folder / f"{module}.out").open("w") as out,
+            (self.folder / f"{module}.err").open("w") as err,
+        ):
+            child = subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, arguments)],
+                cwd=self.folder,
+                env=os.environ | {MARK: self.mark},
+                stdout=out,
+                stderr=err,
+                text=True,
+            )
+        self.children.append(child)
+        return child
+
+    def run(self, *arguments: object) -> "subprocess.Popen[str]":
+        """`keptset run` of the demo, named "short", with few rollouts and the model that is there."""
+        few = ("--orchestrator.train.prompts_per_step", 4, "--orchestrator.train.group_size", 4)
+        model = ("--warm_start.directory", self.model)
+        return self.start("keptset", "run", DEMO, *arguments, "--name", "short", *model, *few)
+
+    def output(self, module: str, stream: str = "out") -> str:
+        """What a process has printed so far."""
+        return (self.folder / f"{module}.{stream}").read_text()
+
+    def living(self, what: str = "") -> dict[int, str]:
+        """Processes that descend from ours and whose command line contains `what`."""
+        found, mark = {}, f"{MARK}={self.mark}".encode()
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            try:
+                marked = mark in (entry / "environ").read_bytes().split(b"\0")
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:  # gone meanwhile
+                continue
+            if marked and what in command:
+                found[int(entry.name)] = command
+        return found
+
+    def wait_until(self, condition: Callable[[], object], seconds: float, what: str) -> None:
+        """Waits, but never for long."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {seconds} s for {what}; running: {self.living()}"
+            time.sleep(0.1)
+
+    def assert_nothing_is_left(self) -> None:
+        """Helpers that clean up after the services end a moment after them."""
+        self.wait_until(lambda: not self.living(), 10, "everything to end")
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The model of `make demo`, from its cache or made there."""
+    directory = ROOT / "runs" / "models" / "reverse-text-4-12-seed0"
+    command = [sys.executable, "-m", "keptset_trainer", "warm-start", "--directory", str(directory)]
+    if not (directory / "recipe.json").exists():
+        subprocess.run(command, check=True, timeout=280)
+    return directory
+
+
+@pytest.fixture
+def started(tmp_path: Path, demo_model: Path) -> Iterator[Started]:
+    """Starts processes; whatever a failed test leaves is killed."""
+    processes = Started(tmp_path, demo_model)
+    yield processes
+    for pid in processes.living():
+        try:
+            os.kill(pid, 9)
+        except ProcessLookupError:
+            continue
+    for child in processes.children:
+        child.wait(timeout=10)
