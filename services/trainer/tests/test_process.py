@@ -132,7 +132,9 @@ def test_a_trainer_is_killed_twice_and_stopped_once_without_losing_a_step(traine
     # the loop is killed: the trainer ends by itself and says why
     os.kill(trainer.loop_pid(), signal.SIGKILL)
     assert trainer.ended() == 1
-    assert "the training loop ended with exit code -9" in trainer.log.read_text()
+    said = trainer.log.read_text()
+    assert "the training loop ended with exit code -9" in said
+    assert "trainer: step 2" in said.split("last lines of the training loop")[1]
 
     trainer.start()
     assert trainer.result(2) == second
@@ -146,14 +148,18 @@ def test_a_trainer_is_killed_twice_and_stopped_once_without_losing_a_step(traine
     assert not is_alive(loop)
 
 
-def test_a_loop_that_fails_ends_the_command_with_its_last_words(trainer):
-    trainer.model = trainer.root / "nothing"
-    with pytest.raises(AssertionError, match="the trainer ended"):
-        trainer.start()
-    assert trainer.ended() == 1
-    said = trainer.log.read_text()
-    assert "last lines of the training loop" in said
-    assert "nothing" in said
+def test_directories_of_another_run_are_refused_before_anything_is_loaded(tiny_directory, tmp_path):
+    (tmp_path / "weights" / "v000004").mkdir(parents=True)
+    options = ["--model", str(tiny_directory), "--output-dir", str(tmp_path / "trainer")]
+    options += ["--weights-dir", str(tmp_path / "weights")]
+    done = subprocess.run(
+        [sys.executable, "-m", "keptset_trainer", *options],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 2
+    assert "holds 4 and earlier of another run" in done.stderr
 
 
 def test_what_cannot_start_says_so_at_once(tmp_path):

@@ -239,6 +239,12 @@ def test_weights_of_another_run_stop_the_first_start(settings):
         run(settings)
 
 
+def test_a_model_that_is_nowhere_is_named(settings):
+    folders_of(settings)
+    with pytest.raises(OSError, match="no/such/model"):
+        run(settings.model_copy(update={"model": "no/such/model"}))
+
+
 def test_another_model_in_the_same_directory_stops_the_start(settings):
     folders_of(settings)
     run(settings)

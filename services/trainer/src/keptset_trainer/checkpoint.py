@@ -1,6 +1,5 @@
 """Checkpoints: a transformers model directory, plus the optimiser's state and the result of the step."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,16 +50,6 @@ def save(
     save_file(optimizer_tensors(model, optimizer), temporary / "optimizer.safetensors")
     write_json(temporary / "checkpoint.json", record)
     finish_directory(temporary, path)
-
-
-def newest(folders: Folders) -> Path | None:
-    """The last complete checkpoint. Incomplete ones do not carry the name."""
-    return next(reversed(numbered(folders.checkpoints, "step-").values()), None)
-
-
-def record_of(path: Path) -> dict[str, Any]:
-    """The `record` that was saved."""
-    return json.loads((path / "checkpoint.json").read_bytes())
 
 
 def keep_newest(folders: Folders) -> None:

@@ -15,6 +15,7 @@ from .app import build_app
 from .child import TrainingLoop
 from .durable import sweep, write_file
 from .folders import Folders
+from .resume import where_to_start
 from .spool import Spool
 
 STOP_PATIENCE = 60.0
@@ -38,6 +39,7 @@ def serve(argv: list[str]) -> int:
         lock = take_lock(folders)
         for folder in (folders.spool, folders.results, folders.output):
             sweep(folder)
+        where_to_start(settings.model, folders)
         spool = Spool(folders)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)

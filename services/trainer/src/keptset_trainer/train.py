@@ -22,6 +22,7 @@ from .durable import sweep, write_json
 from .folders import Folders, numbered
 from .losses import loss_function
 from .model import load_policy
+from .resume import where_to_start
 from .train_step import Abandoned, NotFinite, train_step
 
 POLL_SECONDS = 0.02
@@ -37,9 +38,7 @@ def train(settings: TrainerSettings, parent: int) -> None:
         sweep(folder)
 
     # where we are: the newest checkpoint, or the model of the settings
-    start = checkpoint.newest(folders)
-    record = first_record(settings, folders) if start is None else checkpoint.record_of(start)
-    check_same_run(record, settings, start)
+    start, record = where_to_start(settings.model, folders)
     device = torch.device(pick_device(settings.device))
     policy = load_policy(str(start or settings.model), device, settings.dtype)
     optimizer = torch.optim.AdamW(
@@ -127,35 +126,6 @@ def finish(folders: Folders, saved: Path, record: dict[str, Any], keep_weights: 
     for old, path in numbered(folders.spool, "step-").items():
         if old <= step - checkpoint.KEEP:
             path.unlink()  # its hash is in the result
-
-
-def first_record(settings: TrainerSettings, folders: Folders) -> dict[str, Any]:
-    """Of a run that has not begun: nothing of another run may be in its directories."""
-    for folder, name, there in (
-        (folders.weights, "weights_dir", numbered(folders.weights, "v")),
-        (folders.results, "output_dir", numbered(folders.results, "step-")),
-    ):
-        if there:
-            raise ValueError(
-                f"{folder} holds {max(there)} and earlier of another run, but {folders.checkpoints} holds no "
-                f"checkpoint to go on from; choose another trainer.{name} or put the checkpoint back"
-            )
-    return {"step": 0, "content_hash": None, "metrics": {}, "model": settings.model}
-
-
-def check_same_run(record: dict[str, Any], settings: TrainerSettings, start: Path | None) -> None:
-    """A directory belongs to one model, and no published version is newer than the checkpoint."""
-    if record["model"] != settings.model:
-        raise ValueError(
-            f"{start} was trained from trainer.model {record['model']!r}, not from {settings.model!r}; "
-            "choose another trainer.output_dir and weights_dir, or set the model back"
-        )
-    published = max(numbered(settings.weights_dir, "v"), default=0)
-    if published > record["step"]:
-        raise ValueError(
-            f"{settings.weights_dir} holds version {published}, but the newest checkpoint is {start}; "
-            "put back the newer checkpoint, or choose another trainer.output_dir and weights_dir"
-        )
 
 
 def wait_for_batch(

@@ -1,0 +1,53 @@
+"""Where a trainer goes on, read off its directories; without torch, so that ingest can refuse at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .folders import Folders, numbered
+
+
+def where_to_start(model: str, folders: Folders) -> tuple[Path | None, dict[str, Any]]:
+    """The newest checkpoint, or None at the first start, and its record.
+
+    Incomplete checkpoints do not carry the name, so the newest one is complete. The record holds step,
+    content_hash and metrics of the step that it was saved after, and the model that the run began with.
+
+    Raises:
+        ValueError: the directories hold something of another run.
+    """
+    start = next(reversed(numbered(folders.checkpoints, "step-").values()), None)
+    if start is None:
+        check_untouched(folders)
+        return None, {"step": 0, "content_hash": None, "metrics": {}, "model": model}
+    record = json.loads((start / "checkpoint.json").read_bytes())
+    check_same_run(start, record, model, folders)
+    return start, record
+
+
+def check_untouched(folders: Folders) -> None:
+    """Without a checkpoint there are neither weights nor results."""
+    for folder, name, there in (
+        (folders.weights, "weights_dir", numbered(folders.weights, "v")),
+        (folders.results, "output_dir", numbered(folders.results, "step-")),
+    ):
+        if there:
+            raise ValueError(
+                f"{folder} holds {max(there)} and earlier of another run, but {folders.checkpoints} holds no "
+                f"checkpoint to go on from; choose another trainer.{name} or put the checkpoint back"
+            )
+
+
+def check_same_run(start: Path, record: dict[str, Any], model: str, folders: Folders) -> None:
+    """A directory belongs to one model, and no published version is newer than the checkpoint."""
+    if record["model"] != model:
+        raise ValueError(
+            f"{start} was trained from trainer.model {record['model']!r}, not from {model!r}; "
+            "choose another trainer.output_dir and weights_dir, or set the model back"
+        )
+    published = max(numbered(folders.weights, "v"), default=0)
+    if published > record["step"]:
+        raise ValueError(
+            f"{folders.weights} holds version {published}, but the newest checkpoint is {start}; "
+            "put back the newer checkpoint, or choose another trainer.output_dir and weights_dir"
+        )
