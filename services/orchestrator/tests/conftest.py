@@ -56,7 +56,7 @@ def trainer(session_trainer: FakeTrainer) -> FakeTrainer:
 
 @pytest.fixture
 def drive(inference: FakeInference, trainer: FakeTrainer, tokenizer_dir: Path, tmp_path: Path) -> Drive:
-    """Three steps of 2 x 4 rollouts at top_p 0.97 over the two fakes, with short time-outs."""
+    """Three steps of 2 x 4 rollouts at top_p 0.97 over the two fakes, with time for a busy machine."""
     settings = OrchestratorSettings.model_validate(
         {
             "inference_urls": [inference.url],
@@ -65,10 +65,10 @@ def drive(inference: FakeInference, trainer: FakeTrainer, tokenizer_dir: Path, t
             "output_dir": tmp_path / "run",
             "port": 0,
             "steps": 3,
-            "startup_timeout": 5,
-            "request_timeout": 5,
-            "step_timeout": 5,
-            "weights_timeout": 5,
+            "startup_timeout": 30,
+            "request_timeout": 30,
+            "step_timeout": 30,
+            "weights_timeout": 30,
             "train": {
                 "prompts_per_step": 2,
                 "group_size": 4,

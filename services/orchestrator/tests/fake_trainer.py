@@ -24,6 +24,7 @@ class FakeTrainer(Served):
         hold_from: Accepted steps from this one on stay in training.
         put_faults, get_faults: Status codes that the next PUTs or GETs are answered with.
         lose_answers: That many PUTs are accepted, but answered with 503.
+        version_off: How far the weights version of a result is from its step.
         puts: Steps of all PUTs that came.
     """
 
@@ -46,6 +47,7 @@ class FakeTrainer(Served):
         self.put_faults: list[int] = []
         self.get_faults: list[int] = []
         self.lose_answers = 0
+        self.version_off = 0
         self.puts: list[int] = []
 
     @property
@@ -111,7 +113,9 @@ class FakeTrainer(Served):
                 if time.monotonic() > deadline:
                     return JSONResponse({"state": "training"}, 202)
                 await asyncio.sleep(0.01)
-            return Response(encode(StepResult(step, step, METRICS)), media_type="application/msgpack")
+            return Response(
+                encode(StepResult(step, step + self.version_off, METRICS)), media_type="application/msgpack"
+            )
 
         return app
 

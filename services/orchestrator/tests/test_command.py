@@ -37,7 +37,7 @@ def free_port() -> int:
 
 async def finished(process: asyncio.subprocess.Process) -> tuple[int, list[str]]:
     """Exit code and lines of the log."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         _, errors = await process.communicate()
     return process.returncode, errors.decode().splitlines()
 
@@ -87,7 +87,7 @@ async def test_signals_end_the_run_and_the_next_one_goes_on(
     for step, number in ((1, signal.SIGTERM), (2, signal.SIGINT)):
         trainer.hold_from = step
         process = await start(command)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while step not in trainer.batches:
                 await asyncio.sleep(0.01)
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{drive.settings.port}") as client:

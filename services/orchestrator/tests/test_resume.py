@@ -39,7 +39,7 @@ async def undisturbed(drive: Drive, inference: FakeInference, trainer: FakeTrain
 async def interrupt(drive: Drive, when) -> None:
     """Cancel the run as soon as `when()` holds."""
     task = asyncio.create_task(drive())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not when():
             await asyncio.sleep(0.002)
     task.cancel()
@@ -87,7 +87,7 @@ async def test_killed_process_goes_on(
     config.write_text(to_toml(drive.settings, "orchestrator"))
     trainer.hold_from = 1
     with subprocess.Popen([sys.executable, "-m", "keptset_orchestrator", "--config", str(config)]) as process:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while 1 not in trainer.batches:
             assert time.monotonic() < deadline
             assert process.poll() is None
@@ -117,6 +117,25 @@ async def test_accepted_batch_wins_over_a_resampled_one(
     assert trainer.batches[1].content_hash == accepted.content_hash
     assert untimed(rows)[0] == undisturbed[0], "the row is that of the accepted batch"
     assert untimed(rows)[1] != undisturbed[1]
+
+
+async def test_accepted_batch_is_remembered_over_another_interruption(
+    drive: Drive, inference: FakeInference, trainer: FakeTrainer, undisturbed: list[tuple]
+):
+    trainer.hold_from = 1
+    await interrupt(drive, lambda: 1 in trainer.batches)
+    accepted = trainer.batches.pop(1)
+
+    def arrives_late(answer):
+        trainer.batches.setdefault(1, accepted)
+        return answer
+
+    inference.tamper = arrives_late
+    drive.settings.train.sampling.seed = 99
+    records = drive.settings.output_dir / "rollouts"
+    await interrupt(drive, lambda: len(trainer.puts) == 2 and len(list(records.iterdir())) == 1)
+    trainer.hold_from = math.inf
+    assert untimed(await drive())[0] == undisturbed[0]
 
 
 async def test_batch_of_somebody_else_stops_the_run(

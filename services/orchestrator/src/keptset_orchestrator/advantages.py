@@ -30,4 +30,6 @@ def group_advantages(rewards: NDArray[np.float64], *, normalize_std: bool) -> ND
     if len(rewards) == 0 or np.all(rewards == rewards[0]):
         return np.zeros_like(rewards)  # the mean of equal numbers may differ from them in the last bit
     centred = rewards - rewards.mean()
-    return centred / (rewards.std() + STD_FLOOR) if normalize_std else centred
+    scale = float(rewards.std()) + STD_FLOOR if normalize_std else 1.0
+    advantages: NDArray[np.float64] = centred / scale
+    return advantages

@@ -1,8 +1,10 @@
 """From groups to the batch of a step: advantages, arrays aligned with the tokens, the batch's metrics."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from kept_tokens.messages import TrainingSample, check_samples
 
@@ -47,8 +49,8 @@ def build_sample(prompt: Prompt, index: int, completion: Completion, advantage: 
     before, sampled = len(prompt.token_ids), len(completion.token_ids)
     total = before + sampled
 
-    def on_completion(values: object, dtype: type) -> np.ndarray:
-        row = np.zeros(total, dtype)
+    def on_completion(values: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
+        row: NDArray[Any] = np.zeros(total, dtype)
         row[before:] = values
         return row
 

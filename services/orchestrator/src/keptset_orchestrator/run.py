@@ -139,7 +139,7 @@ class _Loop:
             seconds = await self._load_weights(
                 accepted if accepted == 0 else (await self._result(accepted)).weight_version
             )
-            log.info("weights version %d are in place (%.1f s)", self.progress.weight_version, seconds)
+            log.info("weights version %d is in place (%.1f s)", self.progress.weight_version, seconds)
         else:
             log.info("step %d was handed in before; waiting for the trainer", accepted)
             record = self.records.find(accepted)

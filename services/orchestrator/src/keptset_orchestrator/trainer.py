@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -11,6 +12,8 @@ from kept_tokens.messages import StepResult, decode
 
 from .errors import OrchestratorError, PeerMismatchError, PeerUnavailableError
 from .peers import HEALTH_SECONDS, Peer, TransientError, error_text
+
+T = TypeVar("T")
 
 MSGPACK = "application/msgpack"
 LONG_POLL_SECONDS = 30
@@ -148,7 +151,7 @@ class Trainer(Peer):
                 )
             return result
 
-    async def _patiently(self, once: Any, seconds: float) -> Any:
+    async def _patiently(self, once: Callable[[], Awaitable[T]], seconds: float) -> T:
         """Repeat `once` while it fails transiently, with growing pauses, until `seconds` are over."""
         deadline = time.monotonic() + seconds
         pause = 0.1
