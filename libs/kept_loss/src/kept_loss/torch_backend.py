@@ -77,9 +77,8 @@ class _KeptLogprobs(torch.autograd.Function):
             mass = (
                 (logsumexp_kept[0][at] - state.largest) + (logsumexp_kept[1][at] - state.total.log())
             ).exp()
-            mass = torch.where(
-                free, 1, mass
-            )  # a whole set's sum may round past the whole vocabulary's
+            mass = mass.clamp(max=1)  # a set of nearly all the probability may round past 1
+            mass = torch.where(free, 1, mass)
             outputs = (
                 logprobs.to(dtype),
                 None if entropy is None else diagnosis(state.entropy(), sampled),
