@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from keptset_settings import InferenceSettings, load_service
 
@@ -26,16 +28,23 @@ def run(settings: InferenceSettings) -> int:
             raise StartError("inference.capture = 'native' is not yet in this version: set 'v1' or 'auto'")
         prepare_environment(settings)
         watch_over_children()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _stop_the_start)
         return asyncio.run(_serve(settings))
     except StartError as error:
         print(f"keptset-inference: {error}", file=sys.stderr)
-    except KeyboardInterrupt as error:
-        print(f"keptset-inference: stopped ({error or 'interrupted'})", file=sys.stderr)
-        return 130
+    except SystemExit as stopped:
+        print("keptset-inference: stopped while starting", file=sys.stderr)
+        return int(stopped.code or 0)
     except Exception as error:
         logging.getLogger("vllm.keptset").debug("start failed", exc_info=True)
         print(f"keptset-inference: cannot start: {_first_line(error)}", file=sys.stderr)
     return 1
+
+
+def _stop_the_start(number: int, frame: FrameType | None) -> None:
+    """Until vLLM's launcher takes the signals over. Not KeyboardInterrupt: vLLM swallows it as it starts."""
+    raise SystemExit(128 + number)
 
 
 async def _serve(settings: InferenceSettings) -> int:

@@ -1,9 +1,7 @@
 """The server: vLLM's own app with our routes in front, on vLLM's own HTTP launcher."""
 
-import signal
 import socket
 from argparse import Namespace
-from types import FrameType
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
@@ -44,7 +42,6 @@ async def serve(settings: InferenceSettings) -> None:
     Raises:
         StartError: the text says what is wrong and the way out.
     """
-    _stop_on_sigterm()
     capture = settings.enable_return_sampling_mask
     arguments = engine_arguments(settings)
     with _bound_socket(settings.host, settings.port) as listener:
@@ -160,15 +157,6 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         raise StartError(
             f"inference.host, inference.port: cannot listen on {host}:{port}: {error}"
         ) from error
-
-
-def _stop_on_sigterm() -> None:
-    """Until vLLM's launcher takes the signals over, SIGTERM ends the start like Ctrl-C, cleaning up."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(f"signal {number} during start")
-
-    signal.signal(signal.SIGTERM, stop)
 
 
 __all__ = ["build", "engine_facts", "frontend_arguments", "put_in_front", "serve"]

@@ -65,6 +65,7 @@ def test_padding_is_never_taken_for_the_sampled_id():
 
 
 def test_a_row_in_the_middle_of_its_prompt_sampled_nothing_and_is_no_fault():
+    assert split_columns(lists(np.array([[1, 2, PAD]], np.int32)), np.array([-1]))[2] == []
     output = ModelRunnerOutput(req_ids=["a", "b"], req_id_to_index={"a": 0, "b": 1})
     output.sampled_token_ids = [[], [4]]
     output.logprobs = lists(np.array([[1, 2, PAD], [2, 3, 4]], np.int32))

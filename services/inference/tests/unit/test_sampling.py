@@ -173,6 +173,12 @@ def test_text_is_made_only_to_find_stop_strings():
     assert not prepare({"detokenize": True}).params.detokenize
 
 
+@pytest.mark.parametrize("sampling", [{"stop": ["a"]}, {"bad_words": ["a"], "top_k": 5}])
+def test_text_without_a_tokenizer_is_refused_rather_than_ignored(sampling):
+    assert "skip_tokenizer_init" in refusal(sampling, tokenizer=False)
+    prepare(sampling)
+
+
 def test_every_known_name_is_one_of_vllms_and_none_is_private():
     assert {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "n"} <= set(KNOWN)
     assert not [name for name in KNOWN if name.startswith("_")]

@@ -139,7 +139,31 @@ PIECES = (
         "a tied head keeps the packed copy of the old weights",
         "a reload that packs tied heads",
     ),
+    Piece(
+        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+        "called again after weights are loaded, on a CPU only (cpu_heads)",
+        "the packed copy of a tied head stays that of the old weights",
+        "a reload_weights that packs tied heads",
+    ),
+    Piece(
+        "vllm.v1.worker.gpu_worker:Worker.reload_weights",
+        "overridden by our workers, on a CPU only (cpu_heads)",
+        "the same",
+        "the same",
+    ),
     # How the engine is told, and how it is served.
+    Piece(
+        "vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker",
+        "relied on: builds the class that worker_cls names (official hook)",
+        "installs capture in the process that samples",
+        NATIVE,
+    ),
+    Piece(
+        "vllm.v1.executor.multiproc_executor:WorkerProc.worker_main",
+        "its handler of SIGINT is replaced by our workers: ignored",
+        "Ctrl-C in a terminal reaches every process, and only the server may decide when workers end",
+        "workers that leave SIGINT to their parent",
+    ),
     Piece(
         "vllm.v1.engine.input_processor:InputProcessor._validate_params",
         "relied on: calls our validate_params for every request of every route",

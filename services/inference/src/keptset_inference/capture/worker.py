@@ -1,5 +1,6 @@
 """Our worker: installs the capture in the process that samples, right after the model runner exists."""
 
+import signal
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ class KeptsetWorker(Base):  # type: ignore[misc, valid-type]
         """As vLLM's, then install."""
         super().init_device()
         v1.install(self.model_runner)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which drains first
         if current_platform.is_cpu():
             guard_seeds(self.model_runner)
 
