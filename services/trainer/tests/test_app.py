@@ -77,6 +77,19 @@ async def test_a_batch_is_on_the_disk_before_it_is_acknowledged(client, folders,
     assert [p.name for p in folders.spool.iterdir()] == ["step-000001.msgpack"]
 
 
+async def test_what_is_renamed_into_place_was_forced_to_the_disk_before(
+    client, folders, make_batch, monkeypatch
+):
+    forced = []
+
+    def note(path):
+        forced.append((path.is_dir(), folders.batch(1).exists()))
+
+    monkeypatch.setattr(spool_module, "fsync_path", note)
+    await client.put("/keptset/v1/steps/1", content=encode(make_batch(1)))
+    assert forced == [(False, False), (True, True)], "first the file, then its name"
+
+
 async def test_the_same_batch_again_is_fine_and_another_one_is_a_conflict(client, folders, make_batch):
     batch = make_batch(1)
     await client.put("/keptset/v1/steps/1", content=encode(batch))

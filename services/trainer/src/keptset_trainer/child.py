@@ -26,6 +26,7 @@ class TrainingLoop:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},  # see the README: threads that spin
             text=True,
             errors="replace",
             pass_fds=[lock_descriptor],
