@@ -38,12 +38,18 @@ class Problem(NamedTuple):
         return hidden, weight, self.labels, self.kept, self.temperature.to(heat)
 
     def scale(self, softcap: float | None = None) -> float:
-        """max(1, max |z| / T)."""
-        logits = self.hidden.double() @ self.weight.double().T
+        """max(1, max |z| / T), where a z of two deviations is expected of every row.
+
+        A toy vocabulary's z may all happen to be small; rounding follows the terms of their dot products.
+        """
+        hidden, weight, heat = self.hidden.double(), self.weight.double(), self.temperature.double()
+        if hidden.shape[0] == 0:
+            return 1.0
+        deviation = hidden.norm(dim=1) * weight.norm(dim=1).max() / hidden.shape[1] ** 0.5
+        logits = torch.maximum((hidden @ weight.T).abs().amax(1), 2 * deviation)
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
-        scaled = (logits / self.temperature.double()[:, None]).abs()
-        return max(1.0, scaled.max().item() if scaled.numel() else 0.0)
+        return max(1.0, (logits / heat).max().item())
 
 
 def make_problem(

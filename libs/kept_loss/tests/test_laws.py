@@ -1,5 +1,6 @@
 """What must hold whatever the numbers are."""
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -83,6 +84,16 @@ def test_singleton_is_exactly_zero_with_exactly_zero_gradient(
     assert (got.entropy_kept == 0).all()
     for grad in grads_of(got, *arguments[:2], problem.grad):
         assert (grad == 0).all()
+
+
+def test_gradient_keeps_its_digits_where_the_probability_rounds_to_one() -> None:
+    weight = torch.tensor([[0.0], [-60.0]], requires_grad=True)
+    kept = KeptSet.from_rows([[0, 1]])
+    got = kept_logprobs(torch.ones(1, 1), weight, torch.tensor([0]), kept, torch.ones(1)).logprobs
+    (grad,) = torch.autograd.grad(got.sum(), weight)
+    other = math.exp(-60)
+    torch.testing.assert_close(grad, torch.tensor([[other], [-other]]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(got, torch.tensor([-other]), rtol=1e-6, atol=0)
 
 
 def test_nothing_outside_the_set_gets_a_gradient(new_problem: Maker, grads_of: Maker) -> None:

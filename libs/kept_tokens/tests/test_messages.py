@@ -76,6 +76,10 @@ def test_step_result_round_trip() -> None:
         ({"token_ids": [-1, 8, 3, 5]}, "token_ids at position 0: -1 is negative"),
         ({"loss_mask": [0, 1, 1]}, "loss_mask: has 3 bytes, but 4 tokens"),
         ({"loss_mask": [1, 0, 1, 1], "weight_versions": []}, "loss_mask at position 0: 1 is 1 on the first"),
+        (
+            {"loss_mask": [1, 0, 1, 1], "weight_versions": [], "kept": None, "must_have_masks": False},
+            "loss_mask at position 0: 1 is 1 on the first",
+        ),
         ({"logprobs": [0, 0, -0.5]}, "logprobs: has 12 bytes, but 4 tokens"),
         ({"temperatures": [1]}, "temperatures: has 4 bytes"),
         ({"advantages": [0] * 5}, "advantages: has 20 bytes"),

@@ -1,6 +1,6 @@
 """The torch backend, for any device: masked positions cost their kept ids, diagnostics and the rest V."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,54 +54,44 @@ class _KeptLogprobs(torch.autograd.Function):
             h, t = hidden.to(dtype), temperature.to(dtype)
             positions = positions_of(offsets, ids.numel())
             rows = _kept_rows(h, weight, labels, ids, offsets, positions, t, softcap)
-            logprobs, entropy_kept, logsumexp_kept, slopes = rows
 
-            # The pass over the vocabulary, for those that need it.
+            # Positions without a mask run by themselves, in the blocks in which backward computes their
+            # logits again: so those are the same to the bit, and diagnostics change no logprob.
             unmasked = offsets[1:] == offsets[:-1]
+            alone = unmasked.nonzero().squeeze(1)  # [U]
+            state = full.whole_vocabulary(h[alone], weight, labels[alone], t[alone], softcap)
+            rows.logprobs[alone] = state.label_logprobs()
+            rows.entropy[alone] = state.entropy()
+
             sampled = sampled_positions(num, entropy, hidden.device)
-            diagnosed = torch.ones_like(sampled) if full_logprobs else sampled
-            at = (unmasked | diagnosed).nonzero().squeeze(1)  # [P]
-            state = full.whole_vocabulary(h[at], weight, labels[at], t[at], softcap)
-            free = unmasked[at]
-            logprobs[at] = torch.where(free, state.label_logprobs(), logprobs[at])
-            entropy_kept[at] = torch.where(free, state.entropy(), entropy_kept[at])
+            looked_at = torch.ones_like(sampled) if full_logprobs else sampled
+            diagnosed = (looked_at & ~unmasked).nonzero().squeeze(1)
+            seen = full.whole_vocabulary(h[diagnosed], weight, labels[diagnosed], t[diagnosed], softcap)
+            # A set of nearly all the probability may round past 1.
+            mass = rows.mass(diagnosed, seen).clamp(max=1)
+            nowhere = rows.logprobs.new_full((num,), torch.nan)
+            entropy_all = nowhere.index_copy(0, alone, state.entropy()).index_copy(
+                0, diagnosed, seen.entropy()
+            )
+            mass_all = nowhere.index_fill(0, alone, 1).index_copy(0, diagnosed, mass)
+            label_all = rows.logprobs.index_copy(0, diagnosed, seen.label_logprobs())
 
-            def diagnosis(values: Tensor, where: Tensor) -> Tensor:
-                return (
-                    values.new_full((num,), torch.nan)
-                    .index_copy_(0, at, values)
-                    .masked_fill_(~where, torch.nan)
-                    .to(dtype)
-                )
+            def where(chosen: Tensor, values: Tensor) -> Tensor:
+                return values.masked_fill(~chosen, torch.nan).to(dtype)
 
-            mass = (
-                (logsumexp_kept[0][at] - state.largest) + (logsumexp_kept[1][at] - state.total.log())
-            ).exp()
-            mass = mass.clamp(max=1)  # a set of nearly all the probability may round past 1
-            mass = torch.where(free, 1, mass)
             outputs = (
-                logprobs.to(dtype),
-                None if entropy is None else diagnosis(state.entropy(), sampled),
-                entropy_kept.to(dtype),
-                None if entropy is None and not full_logprobs else diagnosis(mass, diagnosed),
-                diagnosis(state.label_logprobs(), diagnosed) if full_logprobs else None,
+                rows.logprobs.to(dtype),
+                None if entropy is None else where(sampled, entropy_all),
+                rows.entropy.to(dtype),
+                None if entropy is None and not full_logprobs else where(looked_at, mass_all),
+                label_all.to(dtype) if full_logprobs else None,
             )
 
         ctx.mark_non_differentiable(*(one for one in outputs[1:] if one is not None))
         ctx.set_materialize_grads(False)
         ctx.softcap = softcap
-        alone = at[free]  # [U]
-        ctx.save_for_backward(
-            hidden,
-            weight,
-            labels,
-            ids,
-            offsets,
-            temperature,
-            slopes.to(dtype),
-            alone,
-            *(one[free] for one in state),
-        )
+        slopes = rows.slopes.to(dtype)
+        ctx.save_for_backward(hidden, weight, labels, ids, offsets, temperature, slopes, alone, *state)
         return outputs
 
     @staticmethod
@@ -136,6 +126,25 @@ class _KeptLogprobs(torch.autograd.Function):
             return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, *nothing
 
 
+class _KeptRows(NamedTuple):
+    """Of the masked positions, float64; entries of unmasked positions mean nothing."""
+
+    logprobs: Tensor
+    """[N]."""
+    entropy: Tensor
+    """[N]."""
+    largest: Tensor
+    """Largest z / T of the set, [N]."""
+    log_total: Tensor
+    """Log of the sum of exp(z / T - largest), [N]."""
+    slopes: Tensor
+    """d(logprob) / d(raw logit), [M]."""
+
+    def mass(self, at: Tensor, all_ids: full.WholeVocabulary) -> Tensor:
+        """Probability of the kept sets of the positions ``at`` [P], under the whole vocabulary."""
+        return ((self.largest[at] - all_ids.largest) + (self.log_total[at] - all_ids.total.log())).exp()
+
+
 def _kept_rows(
     h: Tensor,
     weight: Tensor,
@@ -145,12 +154,8 @@ def _kept_rows(
     positions: Tensor,
     t: Tensor,
     softcap: float | None,
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor]:
-    """Everything of the masked positions, in float64 once the logits are there (M numbers: cheap).
-
-    Returns logprobs [N], entropy [N], logsumexp [N] as two terms to add, d(logprob) / d(raw logit) [M].
-    Entries of unmasked positions mean nothing.
-    """
+) -> _KeptRows:
+    """Everything of the masked positions; in float64 once the logits are there, which are few."""
     num = h.shape[0]
     raw = sparse.kept_logits(h, weight, ids, positions, h.dtype)
     logits, slope = capped(raw.double(), softcap)  # [M]
@@ -174,7 +179,7 @@ def _kept_rows(
     # singleton.
     rest = row_sum(probabilities.masked_fill(is_label, 0), offsets)
     slopes = torch.where(is_label, rest[positions], -probabilities) / scale
-    return logprobs, entropy, (largest, log_total), slopes if slope is None else slopes * slope
+    return _KeptRows(logprobs, entropy, largest, log_total, slopes if slope is None else slopes * slope)
 
 
 def _unmasked_gradient(

@@ -32,6 +32,10 @@ class WholeVocabulary(NamedTuple):
         """Never above 0: label <= largest and total >= 1."""
         return (self.label - self.largest) - self.total.log()
 
+    def label_rest(self) -> Tensor:
+        """1 - p of the label; keeps its digits where p rounds to 1, as the total is float64."""
+        return (self.total - (self.label - self.largest).exp()) / self.total
+
     def entropy(self) -> Tensor:
         """Nats."""
         return self.total.log() - self.moment / self.total
@@ -109,8 +113,8 @@ def _merge(state: WholeVocabulary, logits: Tensor) -> None:
     scale = shift.exp()
     logits.sub_(state.largest.to(logits.dtype)[:, None])
     weights = logits.exp()
-    state.moment.add_(state.total * shift).mul_(scale).add_(logits.mul_(weights).sum(-1))
-    state.total.mul_(scale).add_(weights.sum(-1))
+    state.moment.add_(state.total * shift).mul_(scale).add_(logits.mul_(weights).sum(-1, dtype=torch.float64))
+    state.total.mul_(scale).add_(weights.sum(-1, dtype=torch.float64))
 
 
 def block_gradient(
@@ -133,7 +137,9 @@ def block_gradient(
     """
     largest, total = state.largest.to(logits.dtype), state.total.to(logits.dtype)
     out = logits.sub_(largest[:, None]).exp_().div_(total[:, None]).neg_()
-    here = ((place >= 0) & (place < out.shape[1])).to(out.dtype)
-    out.scatter_add_(1, place.clamp(0, out.shape[1] - 1)[:, None], here[:, None])
+    here = (place >= 0) & (place < out.shape[1])
+    column = place.clamp(0, out.shape[1] - 1)[:, None]
+    rest = state.label_rest().to(out.dtype)[:, None]
+    out.scatter_(1, column, torch.where(here[:, None], rest, out.gather(1, column)))
     out.mul_((grad / temperature)[:, None])
     return out if slope is None else out.mul_(slope)

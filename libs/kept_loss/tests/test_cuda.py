@@ -1,0 +1,86 @@
+"""The torch backend on a GPU; skipped where there is none."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kept_loss import KeptSet, dense_kept_logprobs, kept_logprobs
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+Maker = Callable[..., Any]
+
+
+def on_gpu(problem: Any, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The problem's arguments as leaves on the GPU."""
+    hidden, weight, labels, kept, temperature = problem.arguments(dtype)
+    return (
+        hidden.detach().cuda().requires_grad_(),
+        weight.detach().cuda().requires_grad_(),
+        labels.cuda(),
+        kept.to("cuda"),
+        temperature.cuda(),
+    )
+
+
+@pytest.mark.parametrize("masked", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("softcap", [None, 8.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equals_dense_in_float64(
+    new_problem: Maker,
+    grads_of: Maker,
+    error_of: Maker,
+    tolerance: float,
+    masked: float,
+    softcap: float | None,
+    dtype: torch.dtype,
+) -> None:
+    problem = new_problem(1, 400, 20000, 512, masked=masked, widest=600)
+    mine = on_gpu(problem, dtype)
+    rounded = problem._replace(hidden=mine[0].detach().cpu(), weight=mine[1].detach().cpu())
+    exact = on_gpu(rounded, torch.float64)
+    got = kept_logprobs(*mine, softcap=softcap, full_logprobs=True)
+    want = dense_kept_logprobs(*exact, softcap=softcap, full_logprobs=True)
+    bound = tolerance * rounded.scale(softcap)
+    for name, value, reference in zip(got._fields, got, want, strict=True):
+        assert error_of(value, reference) <= bound, name
+    grad = problem.grad.cuda()
+    rounding = 0 if dtype == torch.float32 else 2**-8
+    for one, reference in zip(grads_of(got, *mine[:2], grad), grads_of(want, *exact[:2], grad), strict=True):
+        assert error_of(one, reference) <= (bound + rounding) * reference.abs().max().item()
+
+
+def test_same_call_gives_the_same_bits(new_problem: Maker, grads_of: Maker) -> None:
+    problem = new_problem(12, 3000, 500, 64, masked=0.8, widest=200)
+    results = []
+    for _ in range(3):
+        arguments = on_gpu(problem, torch.float32)
+        got = kept_logprobs(*arguments)
+        results.append([*got[:4], *grads_of(got, *arguments[:2], problem.grad.cuda())])
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+def test_singletons_are_exactly_zero(new_problem: Maker, grads_of: Maker) -> None:
+    problem = new_problem(9, 500, masked=1.0, widest=1, logits=1e4)
+    arguments = on_gpu(problem, torch.bfloat16)
+    got = kept_logprobs(*arguments)
+    assert (got.logprobs == 0).all()
+    assert all((grad == 0).all() for grad in grads_of(got, *arguments[:2], problem.grad.cuda()))
+
+
+def test_masked_positions_take_little_memory() -> None:
+    num, vocab, size, width = 16384, 151936, 1024, 8
+    hidden = torch.randn(num, size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(vocab, size, device="cuda", dtype=torch.bfloat16)
+    first = torch.randint(vocab - width, (num,), device="cuda")
+    ids = (first[:, None] + torch.arange(width, device="cuda")).flatten().int()
+    kept = KeptSet(ids, torch.arange(num + 1, device="cuda") * width)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    got = kept_logprobs(hidden, weight, first, kept, torch.ones(num, device="cuda"), entropy=None)
+    got.logprobs.sum().backward()
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak < num * vocab  # bytes: a quarter of the logits in float32
+    assert peak < 2**30
