@@ -58,6 +58,7 @@ def main() -> None:
     """Plays one service."""
     name, *arguments = sys.argv[1:]
     behaviour = os.environ.get(f"FAKE_{name.upper()}", "")
+    print("threads:", os.environ["OMP_NUM_THREADS"], flush=True)
     print("KEPTSET variables:", sorted(v for v in os.environ if v.startswith("KEPTSET_")), flush=True)
     if behaviour == "exit":
         sys.exit(f"{name}: cannot start")

@@ -208,6 +208,15 @@ def test_secrets_and_settings_travel_apart(keptset, work):
     assert tomllib.loads(text[run / "configs" / "trainer.toml"])["trainer"]["seed"] == 5
 
 
+def test_services_share_the_cores_unless_told_otherwise(keptset, work, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    keptset("run", DEMO, "--orchestrator.steps", 1)
+    keptset("run", DEMO, "--orchestrator.steps", 1, OMP_NUM_THREADS="3")
+    logs = [(work / "runs" / name / "logs" / "trainer.log").read_text() for name in NAMES]
+    assert ["threads: 4" in logs[0], "threads: 3" in logs[1]] == [True, True]
+
+
 def test_a_dry_run_prints_and_leaves_no_trace(keptset, work):
     code, out, _ = keptset("run", DEMO, "--dry-run", "--orchestrator.steps", 7)
     assert code == 0
