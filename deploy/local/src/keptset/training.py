@@ -73,8 +73,8 @@ def _start(
 def _environment(secrets: dict[str, str]) -> dict[str, str]:
     # Our own variables are in the resolved files already, where the command line has overruled some of them.
     ours = {name: text for name, text in os.environ.items() if not name.startswith("KEPTSET_")}
-    # Engine and trainer share the cores with each other and with the rest, and threads spin at barriers while one
-    # of them is not running: on two cores the demo's rollouts took 72 s with two threads, 22 s with one.
+    # Engine and trainer share the cores with each other and with the rest, and threads spin at barriers while
+    # one of them does not run: on two cores the demo's rollouts took 72 s with two threads, 22 s with one.
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     return {"OMP_NUM_THREADS": str(threads)} | ours | secrets
 
