@@ -36,7 +36,7 @@ def plain_set(logits: np.ndarray, cut: Cut) -> set[int]:
     ids = sorted(ids, key=lambda i: (-p[i], i))[: cut.top_k or None]
     total, above, kept = sum(p[i] for i in ids), 0.0, set()
     for i in ids:
-        if above / total < cut.top_p:
+        if cut.top_p >= 1 or above / total < cut.top_p:  # masses may round to a whole before the last id
             kept.add(i)
         above += p[i]
     return kept
