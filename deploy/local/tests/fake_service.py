@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import tomllib
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -38,7 +39,14 @@ def serve(settings: dict, sick: bool) -> None:
 
 
 def orchestrate(settings: dict, behaviour: str) -> None:
-    """Writes a row a step."""
+    """Waits for the others and writes a row a step."""
+    for url in (*settings["inference_urls"], settings["trainer_url"]):
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/health").close()
+                break
+            except OSError:
+                time.sleep(0.02)
     with (Path(settings["output_dir"]) / "metrics.jsonl").open("a") as file:
         for step in range(1, settings["steps"] + (0 if behaviour == "short" else 1)):
             row = {

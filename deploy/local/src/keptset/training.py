@@ -46,8 +46,9 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
             "inference": base_url(run.inference.host, run.inference.port),
             "trainer": base_url(run.trainer.host, run.trainer.port),
         }
-        for name in urls:
-            _start(name, supervisor, directory, run)
+        for name in ("inference", "trainer", "orchestrator"):
+            # The orchestrator waits for the others itself; what is wrong with it shows at once like this.
+            _start(name, supervisor, directory, run, may_end=name == "orchestrator")
         with display.waiting() as waiting:
             startup = wait_healthy(
                 urls,
@@ -56,7 +57,6 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
                 lambda missing, s: waiting.update("waiting for " + _said(missing), s),
                 lambda name, s: display.line(name, f"healthy after {s:.1f} s, {urls[name]}"),
             )
-        _start("orchestrator", supervisor, directory, run, may_end=True)
         rows = _follow(run, directory.metrics, supervisor, display)
     return Outcome(rows, startup, time.monotonic() - began)
 
