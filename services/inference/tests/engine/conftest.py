@@ -12,7 +12,7 @@ from ..models.published import directory_name, publish
 from ..models.tiny import save_model, tiny_model
 from .evidence import Evidence
 from .reference import Reference
-from .server import THREADS, Server, keptset_server
+from .server import Server, keptset_server
 
 API_KEY = "only-for-tests"
 
@@ -26,7 +26,7 @@ _SESSION = Evidence()
 @pytest.fixture(scope="session")
 def session_evidence() -> Iterator[Evidence]:
     """The numbers of all tests; the share of sets that differ at the edge is judged over all of them."""
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)  # more would wait for each other longer than they compute
     yield _SESSION
     _SESSION.check_edges()
 

@@ -17,8 +17,6 @@ import tomli_w
 START_TIMEOUT = 150.0
 """Seconds until /health must answer 200."""
 
-THREADS = 2
-
 _MARK = "TEST_SERVER_MARK"  # not KEPTSET_...: those are settings
 
 
@@ -28,9 +26,11 @@ def command(config: Path) -> list[str]:
 
 
 class Process:
-    """A started server and everything that it started, found by a mark in their environment."""
+    """A started server and everything that it started, found by their session and their environment."""
 
-    def __init__(self, argv: list[str], log: Path, environment: dict[str, str]):
+    def __init__(
+        self, argv: list[str], log: Path, threads: int = 1, environment: dict[str, str] | None = None
+    ):
         self.log, self._mark = log, uuid.uuid4().hex
         env = os.environ | {
             "HF_HUB_OFFLINE": "1",
@@ -38,7 +38,7 @@ class Process:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(THREADS),
+            "OMP_NUM_THREADS": str(threads),
         }
         with log.open("ab") as output:
             self.popen = subprocess.Popen(
@@ -46,23 +46,31 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=env | environment | {_MARK: self._mark},
+                env=env | (environment or {}) | {_MARK: self._mark},
                 start_new_session=True,
             )
 
     def alive(self) -> list[int]:
         """Process ids of the server and its descendants that still run."""
-        needle, found = f"{_MARK}={self._mark}".encode(), []
+        mark, found = f"{_MARK}={self._mark}".encode(), []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
             try:
-                zombie = entry.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "Z"
-                if not zombie and needle in entry.joinpath("environ").read_bytes():
-                    found.append(int(entry.name))
+                state, _, _, session = entry.joinpath("stat").read_text().rpartition(")")[2].split()[:4]
+                # a process that gives itself a title overwrites its environment, but stays in the session
+                ours = int(session) == self.popen.pid or mark in entry.joinpath("environ").read_bytes()
             except OSError:
                 continue  # gone, or somebody else's
+            if ours and state not in "ZX":
+                found.append(int(entry.name))
         return found
+
+    def titles(self) -> str:
+        """What the processes call themselves."""
+        return "\n".join(
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in self.alive()
+        )
 
     def wait_until_gone(self, seconds: float) -> list[int]:
         """Process ids that are still there after so many seconds; returns as soon as there are none."""
@@ -153,6 +161,7 @@ def keptset_server(
     api_key: str | None = None,
     weights: Path | None = None,
     kept_tokens_format: str | None = None,
+    threads: int = 1,
     **engine,
 ) -> Iterator[Server]:
     """Our server with these engine arguments on top of ENGINE; its log is directory/server.log."""
@@ -167,7 +176,7 @@ def keptset_server(
         kept_tokens_format=kept_tokens_format,
         vllm=ENGINE | engine,
     )
-    process = Process(command(config), directory / "server.log", {})
+    process = Process(command(config), directory / "server.log", threads)
     with _serving(process, port, str(model), api_key, weights) as server:
         yield server
 
@@ -182,7 +191,7 @@ def stock_server(directory: Path, model: Path, **engine) -> Iterator[Server]:
     for name, value in (ENGINE | engine).items():
         argv += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     directory.mkdir(parents=True, exist_ok=True)
-    process = Process(argv, directory / "server.log", {})
+    process = Process(argv, directory / "server.log")
     with _serving(process, port, str(model), None, None) as server:
         yield server
 

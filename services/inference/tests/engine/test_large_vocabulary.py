@@ -32,6 +32,7 @@ def large(tmp_path_factory, large_versions):
         large_versions.base,
         weights=large_versions.root,
         kept_tokens_format="both",
+        threads=2,
         max_model_len=256,
         max_num_seqs=16,
         max_num_batched_tokens=128,
@@ -46,7 +47,7 @@ async def test_mixed_batches(large, large_versions, evidence):
     for case, choices in zip(cases, answers, strict=True):
         case.check(evidence, large_versions, choices)
     evidence.check_edges(floor=2)
-    assert evidence.counts["sets"] > 400
+    assert evidence.counts["sets"] > 300
 
 
 async def test_top_p_keeps_about_eight(large, large_versions, evidence):
@@ -79,7 +80,7 @@ def test_sets_wider_than_the_capture_are_refused(large, name):
 
 async def test_ties_at_512(large, large_versions, evidence):
     distinct = 1500  # 101 or 102 ids share each logit
-    model = large_vocabulary_model(seed=3)
+    model = large_vocabulary_model(seed=3, sharpness=1.5)
     tie_rows(model, distinct)
     version = large_versions.publish_model(model)
     large.update(version)
@@ -88,7 +89,7 @@ async def test_ties_at_512(large, large_versions, evidence):
 
 
 def test_sigterm_leaves_no_process(large):
-    assert len(large.process.alive()) >= 2, "the engine has a process of its own"
+    assert "EngineCore" in large.process.titles(), "the engine has a process of its own"
     large.process.popen.send_signal(signal.SIGTERM)
     assert large.process.wait_until_gone(20) == []
     assert large.process.popen.returncode == 0

@@ -103,6 +103,10 @@ def without_names(server: Server, path: str, body: dict) -> list:
     for event in parsed:
         for name in ("id", "created"):
             event.pop(name)
+    if body.get("stream"):  # how tokens fall into events is a matter of time
+        deltas = [event["choices"][0] for event in parsed]
+        text = "".join(delta["delta"].get("content") or "" for delta in deltas)
+        return [text, deltas[-1]["finish_reason"]]
     return parsed
 
 
@@ -172,7 +176,7 @@ def test_weights_cannot_be_updated_where_there_is_no_root(others):
 def test_a_killed_server_leaves_no_engine(others):
     """Kill -9 while it works: nobody is told, and still no process may stay."""
     off, _ = others
-    assert len(off.process.alive()) >= 2, "the engine has a process of its own"
+    assert "EngineCore" in off.process.titles(), "the engine has a process of its own"
     body = {"token_ids": [9, 8], "sampling_params": {"max_tokens": 200, "ignore_eos": True}, "stream": True}
     with ExitStack() as stack:
         client = stack.enter_context(httpx.Client(base_url=off.url, timeout=30))

@@ -43,7 +43,7 @@ def attempts(tmp_path_factory, tiny_versions):
             enable_return_sampling_mask=True,
             vllm=ENGINE | engine,
         )
-        process = Process(command(config), directory / "server.log", environment)
+        process = Process(command(config), directory / "server.log", environment=environment)
         try:
             process.popen.wait(60)
             left = process.wait_until_gone(5)
