@@ -41,7 +41,7 @@ def test_equals_dense_in_float64(
     mine = on_gpu(problem, dtype)
     rounded = problem._replace(hidden=mine[0].detach().cpu(), weight=mine[1].detach().cpu())
     exact = on_gpu(rounded, torch.float64)
-    got = kept_logprobs(*mine, softcap=softcap, full_logprobs=True)
+    got = kept_logprobs(*mine, backend="torch", softcap=softcap, full_logprobs=True)
     want = dense_kept_logprobs(*exact, softcap=softcap, full_logprobs=True)
     bound = tolerance * rounded.scale(softcap)
     for name, value, reference in zip(got._fields, got, want, strict=True):
@@ -57,7 +57,7 @@ def test_same_call_gives_the_same_bits(new_problem: Maker, grads_of: Maker) -> N
     results = []
     for _ in range(3):
         arguments = on_gpu(problem, torch.float32)
-        got = kept_logprobs(*arguments)
+        got = kept_logprobs(*arguments, backend="torch")
         results.append([*got[:4], *grads_of(got, *arguments[:2], problem.grad.cuda())])
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
@@ -65,7 +65,7 @@ def test_same_call_gives_the_same_bits(new_problem: Maker, grads_of: Maker) -> N
 def test_singletons_are_exactly_zero(new_problem: Maker, grads_of: Maker) -> None:
     problem = new_problem(9, 500, masked=1.0, widest=1, logits=1e4)
     arguments = on_gpu(problem, torch.bfloat16)
-    got = kept_logprobs(*arguments)
+    got = kept_logprobs(*arguments, backend="torch")
     assert (got.logprobs == 0).all()
     assert all((grad == 0).all() for grad in grads_of(got, *arguments[:2], problem.grad.cuda()))
 
@@ -79,7 +79,8 @@ def test_masked_positions_take_little_memory() -> None:
     kept = KeptSet(ids, torch.arange(num + 1, device="cuda") * width)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    got = kept_logprobs(hidden, weight, first, kept, torch.ones(num, device="cuda"), entropy=None)
+    heat = torch.ones(num, device="cuda")
+    got = kept_logprobs(hidden, weight, first, kept, heat, entropy=None, backend="torch")
     got.logprobs.sum().backward()
     peak = torch.cuda.max_memory_allocated() - before
     assert peak < num * vocab  # bytes: a quarter of the logits in float32
