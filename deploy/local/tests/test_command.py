@@ -229,7 +229,7 @@ def test_comparing_runs_all_three_and_draws_them(keptset, work):
     for _ in range(2):  # the second replaces the first
         code, out, err = keptset(*command)
         assert code == 0, err
-    assert re.search(r"top_p 0\.97, not replayed +0\.15", out)
+    assert re.search(r"no-replay +0\.15", out)
     assert (work / "pictures" / "c.png").exists()
     assert json.loads((work / "pictures" / "c.json").read_text())["replay"]["steps"] == 2
     folder = work / "runs" / "compare"

@@ -143,11 +143,11 @@ def test_exact_zeros_have_a_place_on_the_log_scale(tmp_path):
 
 
 def test_labels_keep_their_distance():
-    assert spread([0.5, 0.51], 0.2, 0, 1) == pytest.approx([0.405, 0.605])
-    assert spread([0.2, 0.8], 0.2, 0, 1) == [0.2, 0.8]
-    assert spread([0.0, 0.0, 0.0], 0.2, 0, 1) == pytest.approx([0, 0.2, 0.4])
-    assert spread([1.0, 1.0, 1.0], 0.2, 0, 1) == pytest.approx([0.6, 0.8, 1])
-    assert spread([], 0.2, 0, 1) == []
+    assert spread([0.5, 0.51], [0.2, 0.2]) == pytest.approx([0.405, 0.605])
+    assert spread([0.2, 0.8], [0.2, 0.2]) == [0.2, 0.8]
+    assert spread([0.0, 0.0, 0.0], [0.2, 0.1, 0.2]) == pytest.approx([0.1, 0.25, 0.4])
+    assert spread([1.0, 1.0, 1.0], [0.2, 0.1, 0.2]) == pytest.approx([0.6, 0.75, 0.9])
+    assert spread([], []) == []
 
 
 def test_the_comparison_has_the_numbers_that_matter():

@@ -3,7 +3,7 @@
 import io
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,44 +72,47 @@ def compare(argv: list[str], output: Path, console: Console) -> None:
     from keptset.plots import Curve, draw_comparison  # matplotlib takes seconds to import
 
     curves = [Curve(arm.label, rows[arm.name], arm.color, arm.width) for arm in chosen]
-    title = "One loss, one seed: rollouts untruncated, truncated and replayed, truncated only"
+    title = "Same loss, same seeds, three kinds of rollouts"
     draw_comparison(curves, title, output)
     finals = {arm.name: final_numbers(rows[arm.name]) for arm in chosen}
     numbers = output.with_suffix(".json")
     numbers.write_text(json.dumps(finals, indent=2) + "\n")
     console.print()
-    console.print(comparison_table({arm.label.replace("\n", " "): finals[arm.name] for arm in chosen}))
+    console.print(comparison_table(finals))
     console.print(f"\n  {output}\n  {numbers}\n  {folder}/*.jsonl", highlight=False, soft_wrap=True)
 
 
 def final_numbers(rows: Sequence[Row]) -> dict[str, float | None]:
     """The end of a training in numbers, to six digits."""
 
+    def of(name: str, how: Callable[[list[float]], float]) -> float | None:
+        found = values(rows, name)
+        return float(f"{how(found):.6g}") if found else None
+
     def last(name: str) -> float | None:
-        found = values(rows, name)[-LAST:]
-        return float(f"{fmean(found):.6g}") if found else None
+        return of(name, lambda found: fmean(found[-LAST:]))
 
     return {
         "steps": len(rows),
-        "reward_first_step": values(rows, "reward/mean")[0],
+        "reward_first_step": of("reward/mean", lambda found: found[0]),
         f"reward_last_{LAST}": last("reward/mean"),
         f"rejected_sequences_last_{LAST}": last("rejected/sequences"),
         f"mismatch_kl_last_{LAST}": last("mismatch_kl/mean"),
-        "max_abs_log_ratio": max(values(rows, "ratio/max_abs_log"), default=None),
-        "coverage": min(values(rows, "kept/coverage"), default=None),
+        "max_abs_log_ratio": of("ratio/max_abs_log", max),
+        "coverage": of("kept/coverage", min),
     }
 
 
 def comparison_table(finals: dict[str, dict[str, float | None]]) -> Table:
-    """A row for each arm, by its label."""
+    """A row for each arm, by its name."""
     table = Table(box=None, pad_edge=True, header_style="bold")
     table.add_column("")
-    for heading in (f"reward, last {LAST}", "rejected sequences", "mismatch KL", "largest |log ratio|"):
+    for heading in (f"reward, last {LAST}", "rejected", "mismatch KL", "|log ratio| max"):
         table.add_column(heading, justify="right")
-    for label, final in finals.items():
+    for name, final in finals.items():
         rejected = final[f"rejected_sequences_last_{LAST}"]
         table.add_row(
-            label,
+            name,
             number(final[f"reward_last_{LAST}"]),
             "-" if rejected is None else f"{100 * rejected:.1f} %",
             number(final[f"mismatch_kl_last_{LAST}"]),

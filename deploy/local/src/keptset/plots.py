@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import floor, isfinite, log10
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from keptset.metrics import Row
 INK, FAINT = "#24292f", "#d0d7de"
 BLUE = "#0072b2"
 SIZE = 10
+LINE = 0.085
+"""Height of a line of a label, where the panel's is 1."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ def _log_scale(axes: Axes, curves: Sequence[Curve], name: str) -> None:
     """A log scale on which an exact 0 has its place: the bottom line."""
     values = [value for curve in curves for value in _points(curve.rows, name)[1]]
     positive = [value for value in values if value > 0]
-    # Float noise around 1e-9 needs no more than that; whatever lies below is drawn between it and 0.
-    lowest = max(-12, floor(log10(min(positive)))) if positive else -12
+    # Below that it is rounding, of whatever size: drawn between the lowest decade and 0.
+    lowest = max(-16, floor(log10(min(positive)))) if positive else -16
     highest = max(lowest + 2, floor(log10(max(positive))) + 1) if positive else lowest + 2
     axes.set_yscale("symlog", linthresh=10.0**lowest, linscale=0.5)
     axes.set_ylim(0, 10.0**highest)
@@ -104,9 +107,8 @@ def _label_ends(axes: Axes, curves: Sequence[Curve], name: str) -> None:
             x_y = axes.transData.transform((axes.get_xlim()[1], values[-1]))
             ends.append((float(axes.transAxes.inverted().transform(x_y)[1]), curve))
     ends.sort(key=lambda end: end[0])
-    lines = max((curve.label.count("\n") + 1 for curve in curves), default=1)
-    gap = 0.075 * lines + 0.02
-    heights = spread([height for height, _ in ends], gap, 0.0, 1.0)
+    sizes = [LINE * (curve.label.count("\n") + 1) for _, curve in ends]
+    heights = spread([height for height, _ in ends], sizes)
     for height, (_, curve) in zip(heights, ends, strict=True):
         axes.annotate(
             curve.label,
@@ -122,19 +124,22 @@ def _label_ends(axes: Axes, curves: Sequence[Curve], name: str) -> None:
         )
 
 
-def spread(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Moves ascending heights a little, so that neighbours are `gap` apart and all lie within bounds."""
-    moved = list(heights)
-    for i in range(1, len(moved)):
-        short = gap - (moved[i] - moved[i - 1])
-        if short > 0:
-            # Both give way; the pass downwards repairs what this one breaks.
-            moved[i] += short / 2
-            moved[i - 1] -= short / 2
-    for i, height in enumerate(moved):
-        moved[i] = max(height, low + i * gap, moved[i - 1] + gap if i else low)
+def spread(centers: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """Moves labels a little, so that none covers its neighbour and all lie within 0..1.
+
+    `centers` ascend; `sizes` are the labels' heights. Returns the new centers, in the same order.
+    """
+    moved = list(centers)
+    gaps = [(below + above) / 2 for below, above in pairwise(sizes)]
+    for i, gap in enumerate(gaps):
+        short = gap - (moved[i + 1] - moved[i])
+        if short > 0:  # both give way
+            moved[i] -= short / 2
+            moved[i + 1] += short / 2
+    # From the bottom up, then from the top down: repairs what giving way has broken elsewhere.
+    for i in range(len(moved)):
+        moved[i] = max(moved[i], moved[i - 1] + gaps[i - 1] if i else sizes[i] / 2)
+    last = len(moved) - 1
     for i in reversed(range(len(moved))):
-        moved[i] = min(
-            moved[i], high - (len(moved) - 1 - i) * gap, moved[i + 1] - gap if i + 1 < len(moved) else high
-        )
+        moved[i] = min(moved[i], moved[i + 1] - gaps[i] if i < last else 1 - sizes[i] / 2)
     return moved
