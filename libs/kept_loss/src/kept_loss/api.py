@@ -1,5 +1,6 @@
 """The public function: validates, then hands over to a backend."""
 
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -33,7 +34,7 @@ def kept_logprobs(
     Gradients flow to ``hidden`` and, if it requires them, to ``weight`` (dense, its dtype); a weight tied to
     the embedding just works. A singleton gives exactly 0 and exactly zero gradient. Sums are float32 whatever
     the inputs (float64 if an input is float64, and then so are the results) and deterministic. NaN in
-    ``hidden`` gives NaN.
+    ``hidden`` gives NaN, except that Triton does not read ``hidden`` for a singleton, which stays 0.
 
     Args:
         hidden: [N, H]; bfloat16, float16, float32 or float64.
@@ -46,7 +47,8 @@ def kept_logprobs(
         entropy: ``"full"`` = the whole-vocabulary entropy at every position; a share in (0, 1] = at that
             share of positions, evenly spaced, NaN elsewhere; None = not at all.
         full_logprobs: also the label's logprob over the whole vocabulary, at every position.
-        backend: ``"torch"`` (any device) or ``"triton"`` (CUDA); ``"auto"`` picks.
+        backend: ``"torch"`` (any device, any type) or ``"triton"`` (CUDA; hidden and weight of one type,
+            bfloat16, float16 or float32); ``"auto"`` takes Triton where it can.
 
     Returns:
         KeptLogprobs; everything beside ``logprobs`` has no gradient.
@@ -56,17 +58,21 @@ def kept_logprobs(
             ids; an id or label outside the vocabulary; a label that is not in its set; a temperature that is
             not positive and finite. Values are checked on the device; reading the verdict synchronises with
             the host.
-        NotImplementedError: the backend is not there.
+        ImportError: the Triton backend without Triton.
     """
     check_shapes(hidden, weight, labels, kept, temperature)
     check_options(softcap, entropy)
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f'backend: {backend!r} is none of "auto", "torch", "triton"')
-    if backend == "triton":
-        raise NotImplementedError('backend: "triton" is not in this version; use "torch" or "auto"')
-    with torch.no_grad():
-        check_values(labels, weight.shape[0], kept, temperature)
-    return torch_backend.kept_logprobs(
+    if backend == "triton" or (backend == "auto" and _triton_serves(hidden, weight)):
+        from . import triton_backend  # not at the top: Triton need not be installed
+
+        compute = triton_backend.kept_logprobs  # verifies values itself, on the way
+    else:
+        with torch.no_grad():
+            check_values(labels, weight.shape[0], kept, temperature)
+        compute = torch_backend.kept_logprobs
+    return compute(
         hidden,
         weight,
         labels,
@@ -76,3 +82,9 @@ def kept_logprobs(
         entropy=entropy,
         full_logprobs=full_logprobs,
     )
+
+
+def _triton_serves(hidden: Tensor, weight: Tensor) -> bool:
+    """Whether ``auto`` takes Triton: on CUDA, where it is installed, for types that it knows."""
+    known = hidden.dtype == weight.dtype and hidden.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return hidden.is_cuda and known and find_spec("triton") is not None
