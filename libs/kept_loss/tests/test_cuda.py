@@ -1,4 +1,4 @@
-"""The torch backend on a GPU; skipped where there is none."""
+"""The torch backend on a GPU, and what both backends keep there; skipped where there is none."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +41,7 @@ def test_equals_dense_in_float64(
     mine = on_gpu(problem, dtype)
     rounded = problem._replace(hidden=mine[0].detach().cpu(), weight=mine[1].detach().cpu())
     exact = on_gpu(rounded, torch.float64)
-    got = kept_logprobs(*mine, backend="torch", softcap=softcap, full_logprobs=True)
+    got = kept_logprobs(*mine, softcap=softcap, full_logprobs=True, backend="torch")
     want = dense_kept_logprobs(*exact, softcap=softcap, full_logprobs=True)
     bound = tolerance * rounded.scale(softcap)
     for name, value, reference in zip(got._fields, got, want, strict=True):
@@ -52,25 +52,28 @@ def test_equals_dense_in_float64(
         assert error_of(one, reference) <= (bound + rounding) * reference.abs().max().item()
 
 
-def test_same_call_gives_the_same_bits(new_problem: Maker, grads_of: Maker) -> None:
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_same_call_gives_the_same_bits(new_problem: Maker, grads_of: Maker, backend: Any) -> None:
     problem = new_problem(12, 3000, 500, 64, masked=0.8, widest=200)
     results = []
     for _ in range(3):
         arguments = on_gpu(problem, torch.float32)
-        got = kept_logprobs(*arguments, backend="torch")
+        got = kept_logprobs(*arguments, backend=backend)
         results.append([*got[:4], *grads_of(got, *arguments[:2], problem.grad.cuda())])
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
-def test_singletons_are_exactly_zero(new_problem: Maker, grads_of: Maker) -> None:
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_singletons_are_exactly_zero(new_problem: Maker, grads_of: Maker, backend: Any) -> None:
     problem = new_problem(9, 500, masked=1.0, widest=1, logits=1e4)
     arguments = on_gpu(problem, torch.bfloat16)
-    got = kept_logprobs(*arguments, backend="torch")
+    got = kept_logprobs(*arguments, backend=backend)
     assert (got.logprobs == 0).all()
     assert all((grad == 0).all() for grad in grads_of(got, *arguments[:2], problem.grad.cuda()))
 
 
-def test_masked_positions_take_little_memory() -> None:
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_masked_positions_take_little_memory(backend: Any) -> None:
     num, vocab, size, width = 16384, 151936, 1024, 8
     hidden = torch.randn(num, size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(vocab, size, device="cuda", dtype=torch.bfloat16)
@@ -80,7 +83,7 @@ def test_masked_positions_take_little_memory() -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     heat = torch.ones(num, device="cuda")
-    got = kept_logprobs(hidden, weight, first, kept, heat, entropy=None, backend="torch")
+    got = kept_logprobs(hidden, weight, first, kept, heat, entropy=None, backend=backend)
     got.logprobs.sum().backward()
     peak = torch.cuda.max_memory_allocated() - before
     assert peak < num * vocab  # bytes: a quarter of the logits in float32
