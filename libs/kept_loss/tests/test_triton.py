@@ -328,7 +328,8 @@ def test_strides_and_types_that_kernels_do_not_know(new_problem: Maker, device: 
         torch.stack([labels, labels * 0], 1)[:, 0],
         KeptSet(*(torch.stack([one, one * 0], 1)[:, 0] for one in kept)),
     ]
-    for heat in (temperature[:1].expand(7), temperature.double()):
+    more = torch.cat([temperature[:1], 9 * temperature])  # what a kernel would read that takes it for [7]
+    for heat in (more[:1].expand(7), temperature.double()):
         got = kept_logprobs(*strided, heat, backend="triton")
         assert all(torch.equal(a, b) for a, b in zip(got[:4], want[:4], strict=True))
 
