@@ -262,7 +262,7 @@ def test_tied_embedding_gets_both_gradients(new_problem: Maker, device: str) -> 
         options = {"backend": "triton"} if function is kept_logprobs else {}
         function(weight[tokens], weight, *rest, entropy=None, **options).logprobs.sum().backward()
         tied.append(weight.grad)
-    assert relative(*tied) <= 1e-6
+    assert relative(*tied) <= 3e-6  # twelve positions: terms cancel, and a GPU rounds exp otherwise
 
 
 def test_frozen_parts(new_problem: Maker, grads_of: Maker, device: str) -> None:
