@@ -96,7 +96,8 @@ def _warm_start(
         while process.popen.poll() is None:
             time.sleep(POLL)
             last = log.read_text(errors="replace").rpartition("\n")[0].rpartition("\n")[2]
-            waiting.update(f"making the model {model}: {last}", time.monotonic() - process.started)
+            what = f"making the model {model}" + (f" ({last})" if last else "")
+            waiting.update(what, time.monotonic() - process.started)
     supervisor.check()
     supervisor.end(process)
     display.line("model", f"{model} made in {time.monotonic() - process.started:.1f} s")
