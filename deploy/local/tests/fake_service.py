@@ -58,6 +58,7 @@ def orchestrate(settings: dict, behaviour: str) -> None:
             row |= {"kept/coverage": 1.0, "kept/size_mean": 3.0, "rollout/error_rate": 0.0}
             print(json.dumps(row), file=file, flush=True)
             if behaviour == "late":
+                time.sleep(1)  # long enough for the row to be shown
                 sys.exit("orchestrator: something broke")
             time.sleep(60 if behaviour == "slow" else 0.01)
 
