@@ -1,5 +1,6 @@
 """The servers and models that the tests share, and the numbers that they found."""
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,12 @@ TINY_ENGINE |= {"block_size": 32, "num_gpu_blocks_override": 16}
 """Prompts of more than 64 tokens are prefilled in chunks; about three whole sequences fit the KV cache."""
 
 _SESSION = Evidence()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def stop_servers_on_sigterm() -> None:
+    """As on Ctrl-C: fixtures end, and with them the servers."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

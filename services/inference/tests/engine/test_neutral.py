@@ -122,8 +122,9 @@ def test_vllms_own_routes_answer_the_same(at_base, others, name):
 @pytest.mark.parametrize("name", GENERATE)
 def test_generate_without_masks_samples_the_same(at_base, others, name):
     off, stock = others
+    # short prompts: seeds and a prompt in chunks end stock vLLM on a CPU
     params = GENERATE[name] | {"max_tokens": 24, "ignore_eos": True}
-    body = {"token_ids": byte_ids(f"generate {name}"), "sampling_params": params}
+    body = {"token_ids": byte_ids(name), "sampling_params": params}
     answers = []
     for server, extra in ((at_base, {"kept_tokens": False}), (off, {}), (stock, {"model": stock.model})):
         answer = server.generate(body | extra)
