@@ -80,7 +80,7 @@ def test_sets_wider_than_the_capture_are_refused(large, name):
 
 async def test_ties_at_512(large, large_versions, evidence):
     distinct = 1500  # 101 or 102 ids share each logit
-    model = large_vocabulary_model(seed=3, sharpness=4.0)
+    model = large_vocabulary_model(seed=3, sharpness=6.0)
     tie_rows(model, distinct)
     version = large_versions.publish_model(model)
     large.update(version)

@@ -15,7 +15,8 @@ from .reference import Cut, Reference, exact_set
 pytestmark = pytest.mark.engine
 
 FALSE_ALARM = 1e-8
-"""Of one chi-square test; there are fewer than a hundred in a session."""
+"""Of one chi-square test, by the approximation. With the few tests of a session, and cells that expect as
+little as 5, a sampler that is right fails less than once in a million sessions."""
 
 
 class TiedReference:
@@ -66,7 +67,7 @@ async def check_ties(
 
 async def check_frequencies(client, reference, distinct: int, width: int, evidence: Evidence) -> None:
     """One position sampled very often: nothing outside the set, equals equally often."""
-    cut, prompt, at_a_time, requests = Cut(temperature=2.0, top_k=width), byte_ids(f"often {width}"), 16, 100
+    cut, prompt, at_a_time, requests = Cut(temperature=2.0, top_k=width), byte_ids(f"often {width}"), 16, 64
     params = {
         "temperature": cut.temperature,
         "top_k": width,
