@@ -78,10 +78,14 @@ class _KeptLogprobs(torch.autograd.Function):
             check_values(labels, weight.shape[0], KeptSet(ids, offsets), temperature)
         positions, verdict = positions_and_verdict(ids, offsets, labels, temperature, weight.shape[0])
         logits = entry_logits(hidden, weight, ids, positions, offsets, softcap)
-        within = offsets.clamp(0, ids.numel())  # the verdict may still be under way: read nothing outside
-        logprobs, entropy_kept, peak, log_total, rest = row_logprobs(logits, ids, within, labels, temperature)
+        logprobs, entropy_kept, peak, log_total, rest = row_logprobs(
+            logits, ids, offsets, labels, temperature
+        )
+        by_id = order = ids.new_empty(0)
+        if ctx.needs_input_grad[1]:  # sorted here, where the device would else wait for the host
+            by_id, order = torch.sort(ids, stable=True)
         told = Verdict(*verdict.tolist())  # the one synchronisation with the host
-        if min(told[:-1], default=num) < num:
+        if any(told[:-1]):
             check_values(labels, weight.shape[0], KeptSet(ids, offsets), temperature)  # says what is wrong
             raise AssertionError(f"the kernels refuse what check_values lets pass: {told}")
 
@@ -128,7 +132,7 @@ class _KeptLogprobs(torch.autograd.Function):
         ctx.softcap = softcap
         ctx.save_for_backward(
             hidden, weight, labels, ids, offsets, positions, temperature, logits, peak, log_total, rest,
-            alone, logsumexp,
+            alone, logsumexp, by_id, order,
         )  # fmt: skip
         return outputs
 
@@ -140,18 +144,18 @@ class _KeptLogprobs(torch.autograd.Function):
             return None, None, *nothing
         (
             hidden, weight, labels, ids, offsets, positions, temperature, logits, peak, log_total, rest,
-            alone, logsumexp,
+            alone, logsumexp, by_id, order,
         ) = ctx.saved_tensors  # fmt: skip
         grad = grads[0].float().contiguous()
+        grad_hidden = grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(weight)  # first: meanwhile the host launches the rest
         slopes = row_slopes(
             logits, ids, positions, offsets, labels, temperature, peak, log_total, rest, grad, ctx.softcap
         )
-        grad_hidden = grad_weight = None
         if ctx.needs_input_grad[0]:
             grad_hidden = segment_sum(weight, ids, slopes, positions, torch.zeros_like(hidden))
-        if ctx.needs_input_grad[1]:
-            grad_weight = torch.zeros_like(weight)
-            by_id, order = torch.sort(ids, stable=True)
+        if grad_weight is not None:
             segment_sum(hidden, positions, slopes, by_id, grad_weight, order)
         if alone.numel():
             with torch.autocast(hidden.device.type, enabled=False):

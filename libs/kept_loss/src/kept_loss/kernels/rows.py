@@ -37,17 +37,17 @@ def _logits_kernel(
 
 @triton.jit
 def _logprobs_kernel(
-    logits, ids, offsets, labels, temperature, logprob, peak_out, log_total_out, rest_out, entropy,
+    logits, ids, offsets, labels, temperature, logprob, peak_out, log_total_out, rest_out, entropy, M,
     B: tl.constexpr,
 ):  # fmt: skip
-    """One program a position.
+    """One program a position; reads nothing outside the M entries, whatever the offsets say.
 
     One of the largest entries, whose weight is exactly 1, stays out of the sum, so that log1p keeps the
     others however small they are, and the logprob is a sum of two terms <= 0.
     """
     n = tl.program_id(0).to(tl.int64)
-    start = tl.load(offsets + n)
-    stop = tl.load(offsets + n + 1)
+    start = tl.maximum(tl.load(offsets + n), 0)  # the verdict on them may still be under way
+    stop = tl.minimum(tl.load(offsets + n + 1), M)
     heat = tl.load(temperature + n)
     label = tl.load(labels + n).to(tl.int32)
     peak = float("-inf")
@@ -149,7 +149,7 @@ def row_logprobs(
     if num:
         _logprobs_kernel[(num,)](
             logits, ids, offsets, labels, temperature, logprob, peak, log_total, rest, entropy,
-            B=64, num_warps=1,
+            ids.numel(), B=64, num_warps=1,
         )  # fmt: skip
     return logprob, entropy, peak, log_total, rest
 

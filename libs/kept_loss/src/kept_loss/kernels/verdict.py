@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Verdict(NamedTuple):
-    """First positions at which something is wrong (the number of positions: nowhere), and a count."""
+    """N minus the first position at which something is wrong (0: nowhere), and a count."""
 
     falling_offsets: int
     temperature: int
@@ -30,17 +30,17 @@ def _verdict_kernel(ids, offsets, labels, temperature, positions, verdict, N, M,
         (start > stop) | (start < 0) | (stop > M) | ((n == 0) & (start != 0)) | ((n == N - 1) & (stop != M))
     )
     if falls:
-        tl.atomic_min(verdict + 0, n)
+        tl.atomic_max(verdict + 0, N - n)
         start = tl.full([], 0, tl.int64)
         stop = tl.full([], 0, tl.int64)
     heat = tl.load(temperature + n)
     if (heat > 0.0) & (heat < float("inf")):  # nan is neither
         pass
     else:
-        tl.atomic_min(verdict + 1, n)
+        tl.atomic_max(verdict + 1, N - n)
     label = tl.load(labels + n)
     if (label < 0) | (label >= V):
-        tl.atomic_min(verdict + 2, n)
+        tl.atomic_max(verdict + 2, N - n)
     outside = 0
     found = 0
     for first in range(start, stop, B):
@@ -51,10 +51,10 @@ def _verdict_kernel(ids, offsets, labels, temperature, positions, verdict, N, M,
         outside += tl.sum((inside & ((token < 0) | (token >= V))).to(tl.int32), 0)
         found += tl.sum((inside & (token == label)).to(tl.int32), 0)
     if outside > 0:
-        tl.atomic_min(verdict + 3, n)
+        tl.atomic_max(verdict + 3, N - n)
     if stop > start:
         if found == 0:
-            tl.atomic_min(verdict + 4, n)
+            tl.atomic_max(verdict + 4, N - n)
     else:
         tl.atomic_add(verdict + 5, 1)
 
@@ -63,13 +63,12 @@ def positions_and_verdict(
     ids: Tensor, offsets: Tensor, labels: Tensor, temperature: Tensor, vocabulary: int
 ) -> tuple[Tensor, Tensor]:
     """int32 [M] positions, and the verdict as int32 [6] on the device: see :class:`Verdict`."""
-    num = labels.numel()
-    verdict = torch.full((6,), num, dtype=torch.int32, device=labels.device)
-    verdict[5:].zero_()
-    positions = torch.zeros(ids.numel(), dtype=torch.int32, device=labels.device)
+    num, num_entries = labels.numel(), ids.numel()
+    both = torch.zeros(num_entries + 6, dtype=torch.int32, device=labels.device)  # one launch for both
+    positions, verdict = both[:num_entries], both[num_entries:]
     if num:
         _verdict_kernel[(num,)](
-            ids, offsets, labels, temperature, positions, verdict, num, ids.numel(), vocabulary,
+            ids, offsets, labels, temperature, positions, verdict, num, num_entries, vocabulary,
             B=32, num_warps=1,
         )  # fmt: skip
     return positions, verdict
