@@ -120,7 +120,9 @@ def test_packed_logits_equal_unpacked_ones(tiny_model, lengths, seed):
     with torch.no_grad():
         logits = packed(Policy(tiny_model, None), sequences) @ tiny_model.lm_head.weight.T
         alone = torch.cat([tiny_model(input_ids=sequence[None]).logits[0] for sequence in sequences])
-    assert torch.allclose(logits, alone, rtol=0, atol=1e-6 * max(1, float(alone.abs().max())))
+    # Kernels add in another order at another length, and CPUs differ in that: a few units of float32
+    # at the size of the logits. A neighbour that leaks in would show at their full size.
+    assert torch.allclose(logits, alone, rtol=0, atol=1e-5 * max(1, float(alone.abs().max())))
 
 
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=5), st.data())
