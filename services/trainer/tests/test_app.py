@@ -1,5 +1,6 @@
 """The HTTP API over a directory, with the training loop played by the test."""
 
+import asyncio
 import errno
 import json
 import os
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from kept_tokens.messages import StepResult, TrainingBatch, TrainingSample, decode, encode
+from keptset_trainer import app as app_module
 from keptset_trainer import spool as spool_module
 from keptset_trainer.app import build_app
 from keptset_trainer.durable import write_json
@@ -52,6 +54,7 @@ def client(folders: Folders, loop: PlayedLoop) -> httpx.AsyncClient:
 
 def client_of(folders: Folders, loop: PlayedLoop, **changes: object) -> httpx.AsyncClient:
     options = {"model": "m", "row_tokens": 64, "max_batch_bytes": 1 << 20, "unsafe_ignore_kept_tokens": False}
+    options["stop"] = lambda reason: setattr(loop, "reason", reason)
     app = build_app(Spool(folders), loop, **options | changes)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://trainer")
 
@@ -248,6 +251,39 @@ async def test_a_full_disk_acknowledges_nothing(client, folders, make_batch, mon
     assert not list(folders.spool.iterdir())
     assert (await client.get("/keptset/v1/status")).json()["next_step"] == 1
     assert (await client.put("/keptset/v1/steps/1", content=encode(make_batch(1)))).status_code == 202
+
+
+async def test_a_batch_whose_name_the_disk_does_not_confirm_stays_and_ends_the_service(
+    client, folders, loop, make_batch, monkeypatch
+):
+    """It is visible to the loop: taking it back could let two batches of one step be trained."""
+
+    def broken_names(path):
+        if path == folders.spool:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_module, "fsync_path", broken_names)
+        answer = await client.put("/keptset/v1/steps/1", content=encode(make_batch(1)))
+    assert answer.status_code == 500
+    assert "did not confirm its name" in answer.json()["error"]["message"]
+    assert "step 1" in loop.reason
+    assert folders.batch(1).exists()
+    again = await client_of(folders, PlayedLoop()).put("/keptset/v1/steps/1", content=encode(make_batch(1)))
+    assert again.status_code == 200, "a trainer that is started again knows it"
+
+
+async def test_a_client_that_falls_silent_in_a_batch_is_let_go(client, folders, monkeypatch):
+    monkeypatch.setattr(app_module, "BODY_PATIENCE", 0.2)
+
+    async def stalls():
+        yield b"half of a batch"
+        await asyncio.sleep(30)
+
+    answer = await asyncio.wait_for(client.put("/keptset/v1/steps/1", content=stalls()), 10)
+    assert answer.status_code == 408
+    assert "waited 0 s for more of the body" in answer.json()["error"]["message"]
+    assert not list(folders.spool.iterdir())
 
 
 async def test_a_disk_that_fills_while_the_body_arrives_acknowledges_nothing(client, folders, make_batch):

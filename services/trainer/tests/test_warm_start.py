@@ -74,8 +74,13 @@ def test_the_model_is_the_one_of_the_recipe():
 
 def test_a_made_model_loads_and_is_not_made_again(tmp_path, capsys):
     directory = tmp_path / "model"
+    assert command.warm_start(["--directory", str(directory), "--dry-run"]) == 0
+    assert "would be made: {'" in capsys.readouterr().out
+    assert not directory.exists()
     assert command.warm_start(["--directory", str(directory)]) == 0
-    assert "mean reward" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "mean reward" in told
+    assert "warm start: step 50 of" in told, "a log shows how far it is"
     weights = (directory / "model.safetensors").read_bytes()
     assert AutoModelForCausalLM.from_pretrained(directory).config.vocab_size == 261
     assert "chat_template" in json.loads((directory / "tokenizer_config.json").read_text())

@@ -5,7 +5,7 @@ import errno
 import mmap
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from . import __version__
 from .child import TrainingLoop
 from .durable import TEMPORARY
 from .prometheus import registry_of
-from .spool import Spool, StepConflict
+from .spool import Spool, SpoolBroken, StepConflict
 
 POLL_SECONDS = 0.02
+BODY_PATIENCE = 60.0
+"""Seconds that a client may be silent in the middle of a batch."""
 MESSAGEPACK = "application/msgpack"
 
 
@@ -45,8 +47,9 @@ def build_app(
     row_tokens: int,
     max_batch_bytes: int,
     unsafe_ignore_kept_tokens: bool,
+    stop: Callable[[str], None],
 ) -> FastAPI:
-    """The application over one output directory and one training loop."""
+    """The application over one output directory and one training loop; `stop(reason)` ends the service."""
     app = FastAPI(title="keptset trainer", version=__version__)
     accepting = asyncio.Lock()
     registry = registry_of(spool)
@@ -83,6 +86,15 @@ def build_app(
                 step=step,
                 content_hash=None if there is None else there.hex(),
                 next_step=spool.next_step,
+            ) from None
+        except SpoolBroken as broken:
+            stop(str(broken))
+            raise Refusal(500, "spool_broken", str(broken)) from broken
+        except TimeoutError:
+            raise Refusal(
+                408,
+                "stalled_batch",
+                f"step {step}: waited {BODY_PATIENCE:.0f} s for more of the body; send the batch again",
             ) from None
         except OSError as failure:
             raise Refusal(507, "spool_failed", spool_failure(failure, spool.folders.spool)) from failure
@@ -160,6 +172,7 @@ async def receive(request: Request, incoming: Path, max_bytes: int) -> None:
 
     Raises:
         Refusal: 413.
+        TimeoutError: the client was silent for BODY_PATIENCE seconds.
         OSError: the disk did not take it.
     """
     too_large = Refusal(
@@ -174,7 +187,7 @@ async def receive(request: Request, incoming: Path, max_bytes: int) -> None:
     received = 0
     stream: AsyncIterator[bytes] = request.stream()
     with incoming.open("wb") as file:
-        async for chunk in stream:
+        while (chunk := await asyncio.wait_for(anext(stream, None), BODY_PATIENCE)) is not None:
             received += len(chunk)
             if received > max_bytes:
                 raise too_large

@@ -53,6 +53,7 @@ def serve(argv: list[str]) -> int:
         row_tokens=settings.row_tokens,
         max_batch_bytes=settings.max_batch_bytes,
         unsafe_ignore_kept_tokens=settings.unsafe_ignore_kept_tokens,
+        stop=lambda reason: server.give_up(reason),
     )
     server = IngestServer(
         uvicorn.Config(
@@ -71,7 +72,7 @@ def serve(argv: list[str]) -> int:
     try:
         server.run()
     finally:
-        failure = loop.failure()
+        failure = loop.failure() or server.reason
         loop.stop(STOP_PATIENCE)
     if failure is not None:
         print(f"{failure}\nlast lines of the training loop:", file=sys.stderr)
@@ -87,10 +88,17 @@ class IngestServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, loop: TrainingLoop) -> None:
         super().__init__(config)
         self.loop = loop
+        self.reason: str | None = None
+        """Why it ended by itself, the loop apart."""
 
     def handle_exit(self, sig: int, frame: object) -> None:
         self.loop.stopping = self.loop.process.poll() is None
         super().handle_exit(sig, frame)
+
+    def give_up(self, reason: str) -> None:
+        """End with exit code 1."""
+        self.reason = reason
+        self.should_exit = True
 
     def watch(self) -> None:
         """Waits for the child in a thread of its own."""

@@ -15,6 +15,10 @@ class StepConflict(ValueError):
     """A batch that cannot be accepted beside what is there."""
 
 
+class SpoolBroken(RuntimeError):
+    """The disk failed after a batch became visible to the training loop: what a crash leaves is unknown."""
+
+
 class Spool:
     """Accepted steps 1 ... next_step - 1, without gaps. Not thread-safe: one process, one task at a time."""
 
@@ -54,6 +58,7 @@ class Spool:
         Raises:
             StepConflict: the step is there with other content, or is not the next one.
             OSError: the disk did not take it; nothing was accepted.
+            SpoolBroken: it was renamed into place, but the disk did not confirm the name.
         """
         if step in self.hashes:
             if self.hashes[step] == content_hash:
@@ -69,9 +74,13 @@ class Spool:
         os.rename(incoming, final)
         try:
             fsync_path(final.parent)
-        except OSError:
-            os.rename(final, incoming)
-            raise
+        except OSError as failure:
+            # The loop may be training it already, so it cannot be taken back.
+            raise SpoolBroken(
+                f"step {step}: the batch is in {final}, but the disk did not confirm its name "
+                f"({failure.strerror}); look at the disk, then start the trainer again: "
+                "it takes up what is there"
+            ) from failure
         self.hashes[step] = content_hash
         return True
 

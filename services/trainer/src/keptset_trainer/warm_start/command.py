@@ -16,6 +16,8 @@ from .recipe import recipe, train
 from .reverse_text import mean_reward, strings
 from .tokenizer import byte_tokenizer
 
+LINE_EVERY = 50
+"""Steps between two lines of progress in a log."""
 EVALUATED = 128
 """Strings that the made model is tried on."""
 
@@ -30,6 +32,7 @@ def warm_start(argv: list[str]) -> int:
     parser.add_argument("--min-letters", type=int, default=4, help="fewest letters of a string")
     parser.add_argument("--max-letters", type=int, default=12, help="most letters of a string")
     parser.add_argument("--seed", type=int, default=0, help="seed of the model and of the data")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be made, and exit")
     parser.add_argument("--force", action="store_true", help="make it again, whatever is there")
     chosen = parser.parse_args(argv)
     if not 1 <= chosen.min_letters <= chosen.max_letters <= 240:
@@ -40,7 +43,9 @@ def warm_start(argv: list[str]) -> int:
     wanted = recipe(chosen.min_letters, chosen.max_letters, chosen.seed)
     try:
         there = not chosen.force and is_made(chosen.directory, wanted)
-        if there:
+        if chosen.dry_run:
+            print(f"{chosen.directory} {'is there already' if there else 'would be made'}: {wanted}")
+        elif there:
             print(f"{chosen.directory} is there already")
         else:
             make(chosen.directory, wanted)
@@ -83,15 +88,13 @@ def make(directory: Path, wanted: dict[str, object]) -> None:
     began = time.monotonic()
     with Progress(transient=True) as bar:
         task = bar.add_task("warm start", total=None)
-        model = train(
-            tokenizer,
-            low,
-            high,
-            seed,
-            lambda step, steps, loss: bar.update(
-                task, completed=step, total=steps, description=f"warm start, loss {loss:.2f}"
-            ),
-        )
+
+        def show(step: int, steps: int, loss: float) -> None:
+            bar.update(task, completed=step, total=steps, description=f"warm start, loss {loss:.2f}")
+            if not bar.console.is_terminal and step % LINE_EVERY == 0:  # a log shows no bar
+                print(f"warm start: step {step} of {steps}, loss {loss:.2f}", flush=True)
+
+        model = train(tokenizer, low, high, seed, show)
     texts = strings(random.Random(f"evaluation {seed}"), EVALUATED, low, high)
     greedy = mean_reward(model, tokenizer, texts, sample=False, seed=seed)
     sampled = mean_reward(model, tokenizer, texts, sample=True, seed=seed)
