@@ -1,7 +1,7 @@
 """Stands in for all three services: `fake_service.py NAME --config FILE`; FAKE_<NAME> says how it misbehaves.
 
 `exit`: dies at once; `sick`: never healthy; `late`: dies after the first step; `slow`: a step takes long;
-`short`: the orchestrator ends early.
+`short`: the orchestrator ends early; `wrong`: its third step has ratios that are off.
 """
 
 import json
@@ -55,6 +55,8 @@ def orchestrate(settings: dict, behaviour: str) -> None:
                 "mismatch_kl/mean": 1e-9,
                 "ratio/max_abs_log": 1e-6,
             }
+            if behaviour == "wrong" and step == 3:
+                row["ratio/max_abs_log"] = 0.4
             row |= {"kept/coverage": 1.0, "kept/size_mean": 3.0, "rollout/error_rate": 0.0}
             print(json.dumps(row), file=file, flush=True)
             if behaviour == "late":

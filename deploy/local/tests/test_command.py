@@ -130,6 +130,15 @@ def test_a_service_that_dies_at_start_is_named(keptset, name, work):
     assert left_running(work) == []
 
 
+def test_a_run_whose_ratios_were_wrong_at_one_step_fails_and_keeps_its_report(keptset, work):
+    code, out, err = keptset("run", DEMO, "--orchestrator.steps", 4, FAKE_ORCHESTRATOR="wrong")
+    assert code == 1
+    assert "0.4 at step 3" in err.replace("0.400", "0.4")
+    assert "broken" in err
+    assert (work / "runs" / "reverse-text" / "summary.json").exists()
+    assert "reward.png" in out
+
+
 def test_an_orchestrator_that_dies_midway_fails_the_run(keptset):
     code, out, err = keptset("run", DEMO, FAKE_ORCHESTRATOR="late")
     assert code == 1

@@ -1,3 +1,4 @@
+import fcntl
 import signal
 import subprocess
 import sys
@@ -29,6 +30,16 @@ def test_a_name_asked_for_is_refused_when_it_is_taken(tmp_path):
 def test_an_empty_directory_is_taken(tmp_path):
     (tmp_path / "demo").mkdir()
     assert create(tmp_path, "demo", exact=True, overwrite=False).path.name == "demo"
+
+
+def test_two_runs_that_see_the_same_empty_directory_get_one_each(tmp_path):
+    """The second must not wait for the first one's end, nor write into its directory."""
+    (tmp_path / "demo").mkdir()
+    mark = (tmp_path / "demo" / ".keptset-run").open("w")  # the other has its mark and its lock, nothing more
+    fcntl.flock(mark, fcntl.LOCK_EX)
+    assert create(tmp_path, "demo", exact=False, overwrite=False).path.name == "demo-2"
+    with pytest.raises(FileExistsError, match="--name"):
+        create(tmp_path, "demo", exact=True, overwrite=False)
 
 
 def test_overwriting_leaves_nothing_of_the_earlier_run(tmp_path):

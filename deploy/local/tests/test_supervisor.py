@@ -179,6 +179,15 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path):
             wait_for(lambda group=group: not groups.members(group))
 
 
+def test_a_watcher_that_somebody_ended_is_missed(tmp_path, capfd):
+    with Supervisor() as supervisor:
+        supervisor._watcher.kill()
+        supervisor._watcher.wait()
+        supervisor.start("inference", ["sleep", "300"], tmp_path / "log")
+        supervisor.start("trainer", ["sleep", "300"], tmp_path / "log")
+    assert capfd.readouterr().err.count("somebody ended keptset.watcher") == 1
+
+
 def test_the_environment_is_the_given_one(tmp_path):
     log = tmp_path / "log"
     with Supervisor() as supervisor:

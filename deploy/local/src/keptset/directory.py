@@ -1,5 +1,6 @@
 """The directory of a run: a fresh one for every run."""
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -53,25 +54,37 @@ def create(runs_dir: Path, name: str, *, exact: bool, overwrite: bool) -> RunDir
         _delete(path)
     number = 1
     while True:
-        try:
+        with contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
+        if (lock := _take(path)) is not None:
             break
-        except FileExistsError:
-            if path.is_dir() and not any(path.iterdir()):
-                break  # somebody made it for us
-            if exact:
-                raise FileExistsError(
-                    f"{path} exists and a run never mixes with an earlier one: choose another --name, "
-                    f"or delete the earlier run with --overwrite"
-                ) from None
-            number += 1
-            path = runs_dir / f"{name}-{number}"
-    lock = os.open(path / MARK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+        if exact:
+            raise FileExistsError(
+                f"{path} exists and a run never mixes with an earlier one: choose another --name, "
+                f"or delete the earlier run with --overwrite"
+            )
+        number += 1
+        path = runs_dir / f"{name}-{number}"
     run = RunDirectory(path.resolve(), lock)
     run.configs.mkdir()
     run.logs.mkdir()
     return run
+
+
+def _take(path: Path) -> int | None:
+    """The lock of a directory that holds nothing but our mark; None if it is in use or was used."""
+    if not path.is_dir() or any(entry.name != MARK for entry in path.iterdir()):
+        return None
+    lock = os.open(path / MARK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # another run saw it empty too, and was quicker
+        os.close(lock)
+        return None
+    if any(entry.name != MARK for entry in path.iterdir()):  # likewise, and it has ended since
+        os.close(lock)
+        return None
+    return lock
 
 
 def _delete(path: Path) -> None:

@@ -12,13 +12,22 @@ from keptset.training import Outcome, train
 from keptset_settings import RunSettings, is_truncating
 
 
+class BrokenPromise(RuntimeError):
+    """The run came to its end, but something that replay promises of every step did not hold."""
+
+
 def run(argv: list[str], overwrite: bool, console: Console) -> None:
-    """Resolves, trains, reports. Raises what prepare and train raise."""
+    """Resolves, trains, reports. Raises what prepare and train raise, and BrokenPromise."""
     prepared = prepare(argv, overwrite)
     with prepared.directory as directory:
         console.print(f"[bold]{relative(directory.path)}[/]: {describe(prepared.run)}", highlight=False)
         outcome = train(prepared.run, directory, Display(console))
-        report(prepared, outcome, console)
+        broken = [promise for promise in report(prepared, outcome, console) if not promise.held]
+        if broken:
+            raise BrokenPromise(
+                "; ".join(f"{promise.text}: broken, {promise.worst}" for promise in broken)
+                + f". Do not trust this run before you know why: {directory.metrics} has all steps"
+            )
 
 
 def describe(run: RunSettings) -> str:
@@ -31,7 +40,7 @@ def describe(run: RunSettings) -> str:
     )
 
 
-def report(prepared: Prepared, outcome: Outcome, console: Console) -> None:
+def report(prepared: Prepared, outcome: Outcome, console: Console) -> list[summary.Promise]:
     """Writes summary.json and reward.png, and prints the table."""
     run, path = prepared.run, prepared.directory.path
     numbers = summary.summarise(outcome.rows, outcome.startup, outcome.seconds)
@@ -51,3 +60,4 @@ def report(prepared: Prepared, outcome: Outcome, console: Console) -> None:
     console.print()
     for name in ("metrics.jsonl", "reward.png", "summary.json", "configs/", "logs/"):
         console.print(f"  {relative(path)}/{name}", highlight=False, soft_wrap=True)
+    return promises

@@ -67,12 +67,14 @@ class Supervisor:
         self._hurry = False
         self._closing = False
         self._starting = False
+        self._unwatched = False
         self._pending: int | None = None
 
     def __enter__(self) -> "Supervisor":
         self._watcher = subprocess.Popen(
             [sys.executable, "-P", "-m", "keptset.watcher"],
             stdin=subprocess.PIPE,
+            bufsize=0,  # or closing would try once more to write what a watcher that is gone did not take
             start_new_session=True,  # a signal to our group must not reach it
         )
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -145,9 +147,14 @@ class Supervisor:
         assert self._watcher.stdin is not None
         try:
             self._watcher.stdin.write(f"{line}\n".encode())
-            self._watcher.stdin.flush()
-        except BrokenPipeError:
-            pass  # somebody killed the watcher: what we end ourselves still ends
+        except BrokenPipeError:  # what we end ourselves still ends
+            if not self._unwatched:
+                print(
+                    "keptset: somebody ended keptset.watcher; should this process be killed now, "
+                    "its services would stay behind",
+                    file=sys.stderr,
+                )
+            self._unwatched = True
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._starting:

@@ -41,7 +41,8 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
     write_service_configs(run, directory.configs)
     with Supervisor() as supervisor:
         if run.warm_start is not None:
-            _warm_start(run.warm_start, supervisor, directory, display)
+            patience = run.orchestrator.startup_timeout
+            _warm_start(run.warm_start, supervisor, directory, display, patience)
         urls = {
             "inference": base_url(run.inference.host, run.inference.port),
             "trainer": base_url(run.trainer.host, run.trainer.port),
@@ -80,7 +81,11 @@ def _environment(secrets: dict[str, str]) -> dict[str, str]:
 
 
 def _warm_start(
-    settings: WarmStartSettings, supervisor: Supervisor, directory: RunDirectory, display: Display
+    settings: WarmStartSettings,
+    supervisor: Supervisor,
+    directory: RunDirectory,
+    display: Display,
+    patience: float,
 ) -> None:
     model = settings.directory
     assert model is not None, "resolving a run fills it in"
@@ -94,6 +99,11 @@ def _warm_start(
     process = supervisor.start("warm start", command, log, _environment({}), may_end=True)
     with display.waiting() as waiting:
         while process.popen.poll() is None:
+            if time.monotonic() - process.started > patience:
+                raise TimeoutError(
+                    f"waited {patience:.0f} s for the warm start of {model}; its log is {log}. "
+                    "A slower machine needs a larger orchestrator.startup_timeout"
+                )
             time.sleep(POLL)
             last = log.read_text(errors="replace").rpartition("\n")[0].rpartition("\n")[2]
             what = f"making the model {model}" + (f" ({last})" if last else "")
@@ -119,7 +129,10 @@ def _follow(run: RunSettings, metrics: Path, supervisor: Supervisor, display: Di
     limits = run.orchestrator
     # Every wait inside the orchestrator has its own limit; this one is for an orchestrator that hangs itself.
     silence = 2 * (
-        limits.startup_timeout + limits.request_timeout + limits.step_timeout + limits.weights_timeout
+        limits.startup_timeout
+        + limits.request_attempts * limits.request_timeout
+        + limits.step_timeout
+        + limits.weights_timeout
     )
     latest = time.monotonic()
     with display.training(limits.steps) as training:
