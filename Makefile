@@ -1,6 +1,7 @@
 # `make help` lists what there is.
 PROFILE ?= cpu
 PYTHON ?= python3
+TEST_PROCESSES ?= 2
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 export TRANSFORMERS_OFFLINE ?= 1
@@ -22,10 +23,10 @@ compare: setup  ## the same without truncation, with replay and without; draws d
 	@$(BIN)/keptset compare deploy/local/reverse-text.toml
 
 test: setup lint  ## everything, the real engine and the real processes included
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 test-fast: setup  ## what needs no engine
-	@$(BIN)/pytest -m "not engine and not e2e"
+	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup -m "not engine and not e2e"
 
 lint: setup     ## ruff, types of the libs, pins up to date
 	@$(BIN)/ruff check

@@ -31,10 +31,12 @@ def stop_servers_on_sigterm() -> None:
 
 
 @pytest.fixture(scope="session")
-def session_evidence() -> Iterator[Evidence]:
+def session_evidence(sections) -> Iterator[Evidence]:
     """The numbers of all tests; the share of sets that differ at the edge is judged over all of them."""
     torch.set_num_threads(1)  # more would wait for each other longer than they compute
     yield _SESSION
+    if _SESSION.counts:
+        sections["kept sets and logprobs against transformers"] = _SESSION.lines()
     _SESSION.check_edges()
 
 
@@ -42,14 +44,6 @@ def session_evidence() -> Iterator[Evidence]:
 def evidence(session_evidence) -> Evidence:
     """The numbers of one test, also added to those of the session."""
     return Evidence(session_evidence)
-
-
-def pytest_terminal_summary(terminalreporter) -> None:
-    """What a person wants to know beside passed and failed."""
-    if _SESSION.counts:
-        terminalreporter.section("kept sets and logprobs against transformers")
-        for line in _SESSION.lines():
-            terminalreporter.write_line(line)
 
 
 @dataclass
