@@ -1,6 +1,7 @@
 """The order of an update, one at a time, and what a failure leaves behind."""
 
 import asyncio
+import shutil
 
 import pytest
 
@@ -148,10 +149,41 @@ async def test_a_failed_way_back_breaks_the_server(server):
     assert engine.calls[-1] == "pause abort", "what was running gets an answer"
 
 
+async def test_a_version_that_was_published_anew_is_loaded_again(server):
+    """A trainer that was started anew with other weights publishes them as version 0 once more."""
+    engine, state, updates = server
+    await updates.update(1)
+    manifest = updates.root / "v000001" / "manifest.json"
+    manifest.write_text(manifest.read_text() + "\n")
+    await updates.update(1)
+    assert engine.calls == whole(1) * 2
+    await updates.update(1)
+    assert engine.calls == whole(1) * 2
+    shutil.rmtree(manifest.parent)  # pruned, as nobody needs it any more
+    await updates.update(1)
+    assert engine.calls == whole(1) * 2
+    assert state.broken is None
+
+
+async def test_a_pause_that_takes_too_long_leaves_the_previous_weights_serving(server):
+    engine, state, updates = server
+    await updates.update(1)
+    updates.load_timeout = 0.3
+    engine.waits["pause keep"] = asyncio.Event()
+    with pytest.raises(RequestError, match=r"0\.3 s .*the engine to pause") as failed:
+        await updates.update(2)
+    assert failed.value.status == 504
+    assert engine.calls[-1] == "resume"
+    assert (state.weight_version, state.broken) == (1, None)
+    engine.fails["resume"] = RuntimeError("gone")
+    with pytest.raises(RequestError, match="restart the server"):
+        await updates.update(2)
+    assert state.broken is not None
+
+
 @pytest.mark.parametrize(
     ("stuck", "waits_for"),
     [
-        ("pause keep", "the engine to pause"),
         ("reload_weights v000001", "every worker to load"),
         ("resume", "resume"),
     ],

@@ -134,9 +134,11 @@ def _convert(given: dict[str, Any]) -> SamplingParams:
 
 
 def _check_seed(params: SamplingParams) -> None:
-    if params.seed is not None and not -(2**63) <= params.seed <= 2**63 - 1 - params.n:
+    # vLLM samples choice i with seed + i, as torch takes it: 64 bits. Its -1 means no seed, and is None here.
+    if params.seed is not None and not -(2**63) <= params.seed <= 2**63 - params.n:
         raise RequestError(
-            f"sampling_params.seed = {params.seed} does not fit 64 bits: send -2**63 to 2**63 - 1 - n"
+            f"sampling_params.seed = {params.seed}: choice i is sampled with seed + i, which must fit "
+            f"64 bits for all {params.n}: send -2**63 to 2**63 - {params.n}, or leave seed out"
         )
 
 

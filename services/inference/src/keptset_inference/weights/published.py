@@ -15,6 +15,7 @@ from kept_tokens.versions import version_name
 from ..errors import RequestError
 from .tensors import Tensor, TensorFileError, read_tensors
 
+MANIFEST = "manifest.json"
 TIED_HEAD = "lm_head.weight"
 _ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -41,6 +42,14 @@ def check_published(root: Path, version: int, expected: Mapping[str, tuple[int, 
     return directory
 
 
+def manifest_bytes(root: Path, version: int) -> bytes | None:
+    """The manifest of a version as it stands in its file: equal bytes, equal weights. None: there is none."""
+    try:
+        return (root / version_name(version) / MANIFEST).read_bytes()
+    except (OSError, ValueError):
+        return None
+
+
 def _directory(root: Path, version: int) -> Path:
     try:
         name = version_name(version)
@@ -61,7 +70,7 @@ def _directory(root: Path, version: int) -> Path:
 
 
 def _manifest(directory: Path, version: int) -> dict[str, Any]:
-    path = directory / "manifest.json"
+    path = directory / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -158,4 +167,4 @@ def _other_model(text: str) -> RequestError:
     return RequestError(text, 422, "other_model")
 
 
-__all__ = ["check_published"]
+__all__ = ["check_published", "manifest_bytes"]

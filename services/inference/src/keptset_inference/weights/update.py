@@ -14,7 +14,7 @@ from kept_tokens.versions import BASE, version_name
 
 from ..errors import RequestError
 from ..state import ServerState
-from .published import check_published
+from .published import check_published, manifest_bytes
 from .running_model import RunningModel
 
 logger = init_logger("vllm.keptset.weights")
@@ -64,15 +64,17 @@ class WeightUpdates:
         self.engine, self.state, self.root, self.model = engine, state, root, model
         self.load_timeout = load_timeout
         self._current = model.directory if isinstance(model, RunningModel) else None
+        self._content: bytes | None = None
+        """What the manifest of the version that runs said."""
         self._running: tuple[int, asyncio.Task[UpdateResult]] | None = None
 
     async def update(self, version: int) -> UpdateResult:
-        """Load a version; the one that is loaded already is nothing to do.
+        """Load a version; the one that is loaded already is nothing to do, unless its manifest changed: a
+        trainer that was started anew publishes its own version 0.
 
         Raises:
-            RequestError: 404, 409 or 422 and nothing was touched; 500 and the previous version runs again;
-                503 and
-                the server is broken.
+            RequestError: 404, 409 or 422 and nothing was touched; 500 or 504 and the previous version runs
+                again; 503 and the server is broken.
         """
         if self.root is None:
             raise RequestError(
@@ -93,7 +95,10 @@ class WeightUpdates:
                 )
         else:
             if version == self.state.weight_version:
-                return UpdateResult(version, 0.0, 0.0)
+                content = await asyncio.to_thread(manifest_bytes, self.root, version)
+                if content is None or content == self._content:
+                    return UpdateResult(version, 0.0, 0.0)
+                logger.warning("weights: version %d was published anew, with other weights", version)
             task = asyncio.create_task(self._update(version, self.root, self.model))
             self._running = (version, task)
             task.add_done_callback(self._finished)
@@ -107,32 +112,33 @@ class WeightUpdates:
 
     async def _update(self, version: int, root: Path, model: RunningModel) -> UpdateResult:
         start = time.monotonic()
-        deadline = asyncio.get_running_loop().time() + self.load_timeout
         name = version_name(version)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(self.load_timeout):
+                content = await asyncio.to_thread(manifest_bytes, root, version)
                 directory = await asyncio.to_thread(
                     check_published, root, version, model.shapes, tied=model.tied
                 )
         except TimeoutError:
             raise self._too_long(f"the files of {root / name} to be read and hashed", 504) from None
         paused = time.monotonic()
-        await self._load(directory, name, deadline)
+        await self._load(directory, name)
         self.state.weight_version = version
-        self._current = directory
+        self._current, self._content = directory, content
         result = UpdateResult(version, time.monotonic() - start, time.monotonic() - paused)
         logger.info(
             "weights: %s in %.2f s, of which %.2f s paused", name, result.seconds, result.pause_seconds
         )
         return result
 
-    async def _load(self, directory: Path, name: str, deadline: float) -> None:
+    async def _load(self, directory: Path, name: str) -> None:
         waiting_for = "the engine to pause"
-        loaded = False
+        touched = loaded = False
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(self.load_timeout):
                 # Running requests are put back into the queue and computed anew under the new weights.
                 await self.engine.pause_generation(mode="keep", clear_cache=True)
+                touched = True
                 waiting_for = f"every worker to load {directory}"
                 await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
                 loaded = True
@@ -140,6 +146,8 @@ class WeightUpdates:
                 await self.engine.update_weight_version(name)
                 await self.engine.resume_generation()
         except TimeoutError:
+            if not touched:
+                raise await self._resume(self._too_long(waiting_for, 504)) from None
             # A worker that still loads cannot be asked to load something else.
             raise await self._break(self._too_long(waiting_for, 503)) from None
         except Exception as error:
@@ -149,6 +157,17 @@ class WeightUpdates:
             if loaded:
                 raise await self._break(failure) from error
             raise await self._go_back(failure) from error
+
+    async def _resume(self, failure: RequestError) -> RequestError:
+        """No weight was touched: go on with the ones that are there."""
+        try:
+            async with asyncio.timeout(self.load_timeout):
+                await self.engine.resume_generation()
+        except Exception as error:
+            return await self._break(
+                RequestError(f"{failure}; then resuming failed: {error!r}", 503, "broken")
+            )
+        return failure
 
     async def _go_back(self, failure: RequestError) -> RequestError:
         """A failed load may leave a mixture: load the previous weights again before anything is sampled."""
