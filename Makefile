@@ -23,10 +23,10 @@ compare: setup  ## the same without truncation, with replay and without; draws d
 	@$(BIN)/keptset compare deploy/local/reverse-text.toml
 
 test: setup lint  ## everything, the real engine and the real processes included
-	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
+	@$(BIN)/pytest -n $(TEST_PROCESSES)
 
 test-fast: setup  ## what needs no engine
-	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup -m "not engine and not e2e"
+	@$(BIN)/pytest -n $(TEST_PROCESSES) -m "not engine and not e2e"
 
 lint: setup     ## ruff, types of the libs, pins up to date
 	@$(BIN)/ruff check

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("keptset", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("keptset")
 
+ENGINES = ("services/inference/tests/engine/", "tests/e2e/")
 SECTIONS: dict[str, list[str]] = {}
 
 
@@ -16,12 +17,19 @@ def sections() -> dict[str, list[str]]:
     return SECTIONS
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts engines stays in one process each: its servers are shared, and take 3 GB."""
-    for item in items:
-        alone = next((name for name in ("engine", "e2e") if item.get_closest_marker(name)), None)
-        item.add_marker(pytest.mark.xdist_group(alone or str(item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """A file stays in one process, and so do all that share engines, which take 3 GB each.
+
+    Not `--dist loadgroup`: pytest-xdist 3.8 writes groups into node ids, which pytest 9.2 does not allow.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrEngines(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((room for room in ENGINES if nodeid.startswith(room)), super()._split_scope(nodeid))
+
+    return ByFileOrEngines(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)

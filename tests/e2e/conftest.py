@@ -33,7 +33,8 @@ class Started:
             (self.folder / f"{module}.err").open("w") as err,
         ):
             child = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, arguments)],
+                # ends with us, also where a process of `pytest -n` is killed and no fixture is torn down
+                ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", module, *map(str, arguments)],
                 cwd=self.folder,
                 env=os.environ | {MARK: self.mark},
                 stdout=out,

@@ -42,7 +42,8 @@ class Process:
         }
         with log.open("ab") as output:
             self.popen = subprocess.Popen(
-                argv,
+                # ends with us, also where a process of `pytest -n` is killed and no fixture is torn down
+                ["setpriv", "--pdeathsig", "TERM", *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
