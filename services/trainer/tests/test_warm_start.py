@@ -72,7 +72,8 @@ def test_the_model_is_the_one_of_the_recipe():
     assert rates == pytest.approx([1e-4, 2e-3, 2e-3, 1e-3])
 
 
-def test_a_made_model_loads_and_is_not_made_again(tmp_path, capsys):
+def test_a_made_model_loads_and_is_not_made_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "LINE_EVERY", 2)
     directory = tmp_path / "model"
     assert command.warm_start(["--directory", str(directory), "--dry-run"]) == 0
     assert "would be made: {'" in capsys.readouterr().out
@@ -80,7 +81,7 @@ def test_a_made_model_loads_and_is_not_made_again(tmp_path, capsys):
     assert command.warm_start(["--directory", str(directory)]) == 0
     told = capsys.readouterr().out
     assert "mean reward" in told
-    assert "warm start: step 50 of" in told, "a log shows how far it is"
+    assert "warm start: step 2 of" in told, "a log shows how far it is"
     weights = (directory / "model.safetensors").read_bytes()
     assert AutoModelForCausalLM.from_pretrained(directory).config.vocab_size == 261
     assert "chat_template" in json.loads((directory / "tokenizer_config.json").read_text())
