@@ -1,5 +1,7 @@
 """What users read when settings cannot be used."""
 
+import re
+
 import pytest
 
 from keptset_settings import RunSettings, SettingsError, load_run, load_service, read_run
@@ -86,10 +88,25 @@ def test_letters_in_order(table, toml, refused):
 def test_bands_in_order(kind, toml, refused):
     text = refused(load_run, [str(toml(f"[trainer.loss]\nkind = '{kind}'\nlow = 1.5\nhigh = 1.5"))])
     assert "[trainer.loss] low = 1.5 must be less than high = 1.5; raise high or lower low" in text
-    run = load_run(
-        [str(toml(f"inference.model = 'm'\n[trainer.loss]\nkind = '{kind}'\nlow = 1.4\nhigh = 1.5"))]
-    )
-    assert run.trainer.loss.high == 1.5
+
+
+@pytest.mark.parametrize("kind", ["geometric_mean", "sequence_product"])
+@pytest.mark.parametrize(
+    ("low", "high", "why"),
+    [
+        (2.0, 3.0, "low = 2.0 keeps out the ratio 1, .*; lower low to 1 or less"),
+        (0.25, 0.75, "high = 0.75 keeps out the ratio 1, .*; raise high to 1 or more"),
+        (1.0, 1.5, None),
+        (0.5, 1.0, None),
+    ],
+)
+def test_bands_hold_1(kind, low, high, why, toml, refused):
+    loss = f"[trainer.loss]\nkind = '{kind}'\nlow = {low}\nhigh = {high}"
+    if why is None:
+        loaded = load_run([str(toml(f"inference.model = 'm'\n{loss}"))]).trainer.loss
+        assert (loaded.low, loaded.high) == (low, high)
+    else:
+        assert re.search(rf"\[trainer.loss\] {why}", refused(load_run, [str(toml(loss))]))
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,9 @@ SPECIAL = {
     "trainer_url": NAMES.map("http://{}".format),
     "inference_urls": st.lists(NAMES.map("http://{}".format), max_size=3),
     "entropy": st.sampled_from(["full", "off"]) | st.floats(0.001, 0.999),
+    "low": st.floats(0, 1),
+    "high": st.floats(1, 1e300, exclude_min=True),
 }
-ORDERED = (("min_letters", "max_letters", False), ("low", "high", True))
 
 
 def of_type(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[Any]:
@@ -75,12 +76,10 @@ def table(draw: st.DrawFn, kind: type[Table]) -> dict[str, Any]:
         strategy = SPECIAL.get(name, st.one_of(members))
         if name == "kind" or (not strategy.is_empty and draw(st.booleans())):
             content[name] = draw(strategy)
-    for low, high, strict in ORDERED:
-        if low in kind.model_fields:
-            ordered = sorted(content.get(n, kind.model_fields[n].default) for n in (low, high))
-            content[low], content[high] = ordered
-            if strict and content[low] == content[high]:
-                content[high] = content[low] + 1.0 + content[low]
+    if "min_letters" in kind.model_fields:
+        names = ("min_letters", "max_letters")
+        ordered = sorted(content.get(name, kind.model_fields[name].default) for name in names)
+        content |= zip(names, ordered, strict=True)
     return content
 
 

@@ -53,3 +53,15 @@ def require_order(low: Any, low_name: str, high: Any, high_name: str, strict: bo
         relation = "must be less than" if strict else "is more than"
         way_out = f"raise {high_name} or lower {low_name}"
         raise ValueError(f"{low_name} = {low} {relation} {high_name} = {high}; {way_out}")
+
+
+def require_band(low: float, high: float) -> None:
+    """Raise ValueError unless low < high and low <= 1 <= high: bounds of a ratio that is 1 on policy."""
+    require_order(low, "low", high, "high", strict=True)
+    if not low <= 1 <= high:
+        wrong = f"low = {low}" if low > 1 else f"high = {high}"
+        way_out = "lower low to 1 or less" if low > 1 else "raise high to 1 or more"
+        raise ValueError(
+            f"{wrong} keeps out the ratio 1, which is every ratio at unchanged weights: every sequence would "
+            f"be rejected; {way_out}"
+        )

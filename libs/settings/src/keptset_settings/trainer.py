@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .base import OFF, Table, require_order
+from .base import OFF, Table, require_band
 
 
 class ClippedRatioLoss(Table):
@@ -40,7 +40,7 @@ class SequenceProductLoss(Table):
 
     @model_validator(mode="after")
     def _band(self) -> Self:
-        require_order(self.low, "low", self.high, "high", strict=True)
+        require_band(self.low, self.high)
         return self
 
 
@@ -56,7 +56,7 @@ class GeometricMeanLoss(Table):
 
     @model_validator(mode="after")
     def _band(self) -> Self:
-        require_order(self.low, "low", self.high, "high", strict=True)
+        require_band(self.low, self.high)
         return self
 
 
