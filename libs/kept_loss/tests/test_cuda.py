@@ -8,6 +8,8 @@ import torch
 
 from kept_loss import KeptSet, dense_kept_logprobs, kept_logprobs
 
+from .bounds import error_bounds, excess, half_unit
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 Maker = Callable[..., Any]
@@ -29,27 +31,22 @@ def on_gpu(problem: Any, dtype: torch.dtype) -> tuple[Any, ...]:
 @pytest.mark.parametrize("softcap", [None, 8.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equals_dense_in_float64(
-    new_problem: Maker,
-    grads_of: Maker,
-    error_of: Maker,
-    tolerance: float,
-    masked: float,
-    softcap: float | None,
-    dtype: torch.dtype,
+    new_problem: Maker, grads_of: Maker, masked: float, softcap: float | None, dtype: torch.dtype
 ) -> None:
     problem = new_problem(1, 400, 20000, 512, masked=masked, widest=600)
     mine = on_gpu(problem, dtype)
-    rounded = problem._replace(hidden=mine[0].detach().cpu(), weight=mine[1].detach().cpu())
-    exact = on_gpu(rounded, torch.float64)
+    given = problem._replace(hidden=mine[0].detach().cpu(), weight=mine[1].detach().cpu())
+    exact = on_gpu(given, torch.float64)
     got = kept_logprobs(*mine, softcap=softcap, full_logprobs=True, backend="torch")
     want = dense_kept_logprobs(*exact, softcap=softcap, full_logprobs=True)
-    bound = tolerance * rounded.scale(softcap)
+    bounds = error_bounds(given, softcap)
     for name, value, reference in zip(got._fields, got, want, strict=True):
-        assert error_of(value, reference) <= bound, name
+        assert excess(value, reference, bounds.outputs) <= 1, name
     grad = problem.grad.cuda()
-    rounding = 0 if dtype == torch.float32 else 2**-8
-    for one, reference in zip(grads_of(got, *mine[:2], grad), grads_of(want, *exact[:2], grad), strict=True):
-        assert error_of(one, reference) <= (bound + rounding) * reference.abs().max().item()
+    got_grads, want_grads = grads_of(got, *mine[:2], grad), grads_of(want, *exact[:2], grad)
+    for name, one, reference in zip(("hidden", "weight"), got_grads, want_grads, strict=True):
+        bound = getattr(bounds, name) + half_unit(reference.cpu(), dtype)
+        assert excess(one, reference, bound) <= 1, name
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -86,14 +86,32 @@ def test_singleton_is_exactly_zero_with_exactly_zero_gradient(
         assert (grad == 0).all()
 
 
-def test_gradient_keeps_its_digits_where_the_probability_rounds_to_one() -> None:
-    weight = torch.tensor([[0.0], [-60.0]], requires_grad=True)
-    kept = KeptSet.from_rows([[0, 1]])
+@pytest.mark.parametrize(("rows", "gap"), [([[0, 1]], 60.0), ([[0, 1]], 20.0), ([[]], 20.0)])
+def test_gradient_keeps_its_digits_where_the_probability_rounds_to_one(
+    rows: list[list[int]], gap: float
+) -> None:
+    weight = torch.tensor([[0.0], [-gap]], requires_grad=True)
+    kept = KeptSet.from_rows(rows)
     got = kept_logprobs(torch.ones(1, 1), weight, torch.tensor([0]), kept, torch.ones(1)).logprobs
     (grad,) = torch.autograd.grad(got.sum(), weight)
-    other = math.exp(-60)
+    other = math.exp(-gap) / (1 + math.exp(-gap))
     torch.testing.assert_close(grad, torch.tensor([[other], [-other]]), rtol=1e-6, atol=0)
     torch.testing.assert_close(got, torch.tensor([-other]), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("rows", [[[0, 1]], [[]]])
+@pytest.mark.parametrize("inner", [0.01, 1.0, 10.0, -10.0, 40.0])
+def test_slope_of_a_saturated_softcap_keeps_its_digits(rows: list[list[int]], inner: float) -> None:
+    cap = 8.0
+    weight = torch.tensor([[inner * cap], [0.0]], requires_grad=True)
+    kept = KeptSet.from_rows(rows)
+    got = kept_logprobs(
+        torch.ones(1, 1), weight, torch.tensor([0]), kept, torch.ones(1), softcap=cap, entropy=None
+    ).logprobs
+    (grad,) = torch.autograd.grad(got.sum(), weight)
+    other = 1 / (1 + math.exp(cap * math.tanh(inner)))
+    want = torch.tensor([[other / math.cosh(inner) ** 2], [-other]])
+    torch.testing.assert_close(grad, want, rtol=1e-5, atol=0)
 
 
 def test_nothing_outside_the_set_gets_a_gradient(new_problem: Maker, grads_of: Maker) -> None:

@@ -101,7 +101,8 @@ class _KeptLogprobs(torch.autograd.Function):
             h, label, heat = (
                 (hidden, labels, temperature) if everywhere else (hidden[at], labels[at], temperature[at])
             )
-            sums = vocabulary_sums(h, weight, heat, softcap, _processors(device))
+            targets = label if told.unmasked else None
+            sums = vocabulary_sums(h, weight, heat, softcap, _processors(device), targets)
             own = torch.arange(at.numel(), dtype=torch.int32, device=device)
             label_logit = entry_logits(h, weight, label.to(torch.int32), own, None, softcap) / heat
             label_logprob = ((label_logit - sums.peak) - sums.total.log()).clamp(max=0)
@@ -111,6 +112,7 @@ class _KeptLogprobs(torch.autograd.Function):
                 entropy_kept[at] = torch.where(free, sums.entropy(), entropy_kept[at])
                 alone = at[free]  # [U]
                 logsumexp = sums.logsumexp()[free]
+                rest[at] = torch.where(free, sums.label_rest(), rest[at])
 
             def diagnosis(values: Tensor, where: Tensor) -> Tensor:
                 scattered = values.new_full((num,), torch.nan).index_copy_(0, at, values)
@@ -160,8 +162,8 @@ class _KeptLogprobs(torch.autograd.Function):
         if alone.numel():
             with torch.autocast(hidden.device.type, enabled=False):
                 _add_unmasked(
-                    hidden, weight, labels[alone], temperature[alone], logsumexp, grad[alone], alone,
-                    ctx.softcap, grad_hidden, grad_weight,
+                    hidden, weight, labels[alone], temperature[alone], logsumexp, rest[alone], grad[alone],
+                    alone, ctx.softcap, grad_hidden, grad_weight,
                 )  # fmt: skip
         return grad_hidden, grad_weight, *nothing
 
@@ -172,6 +174,7 @@ def _add_unmasked(
     labels: Tensor,
     temperature: Tensor,
     logsumexp: Tensor,
+    rest: Tensor,
     grad: Tensor,
     alone: Tensor,
     softcap: float | None,
@@ -193,8 +196,9 @@ def _add_unmasked(
             h = hidden[alone[part]]
             logits = _matmul(h, rows.T)
             d = logit_gradient(
-                logits, labels[part], temperature[part], logsumexp[part], grad[part], first, softcap, kind
-            )
+                logits, labels[part], temperature[part], logsumexp[part], rest[part], grad[part],
+                first, softcap, kind,
+            )  # fmt: skip
             if grad_hidden is not None:
                 total_hidden[part] += _matmul(d, rows)
             if grad_weight is not None:
