@@ -20,6 +20,8 @@ TOKEN = "KEPTSET_INFERENCE_SERVER"
 """Environment variable that every process which the server starts inherits."""
 GRACE_SECONDS = 5.0
 """Between asking to end and killing."""
+KILL_SECONDS = 60.0
+"""For the kernel to end what was killed; a process may hang in a driver, and nobody can help that."""
 
 Process = tuple[int, int]
 """A process id and when it started: ids are used again, pairs are not."""
@@ -82,7 +84,10 @@ def with_token(token: str) -> set[Process]:
 
 
 def end_all(known: set[Process], token: str, grace: float = GRACE_SECONDS) -> None:
-    """Ask them, those below them and those with the token to end; kill those that do not."""
+    """Ask them, those below them and those with the token to end; kill those that do not.
+
+    Gives up on what still runs KILL_SECONDS after that, or is not ours to end, and says so.
+    """
     deadline = time.monotonic() + grace
     asked: set[Process] = set()
     while True:
@@ -91,11 +96,14 @@ def end_all(known: set[Process], token: str, grace: float = GRACE_SECONDS) -> No
         left = {(pid, start) for pid, start in known if is_alive(pid, start)}
         if not left:
             return
+        if time.monotonic() > deadline + KILL_SECONDS:
+            print(f"keptset-inference: could not end {sorted(pid for pid, _ in left)}", file=sys.stderr)
+            return
         late = time.monotonic() > deadline
         for pid, _ in left if late else left - asked:
             try:
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):  # gone, or it has become somebody else's
                 continue
         asked |= left
         time.sleep(0.1)
