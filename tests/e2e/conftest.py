@@ -78,7 +78,7 @@ class Started:
 
     def assert_nothing_is_left(self) -> None:
         """Helpers that clean up after the services end a moment after them."""
-        self.wait_until(lambda: not self.living(), 10, "everything to end")
+        self.wait_until(lambda: not self.living(), 60, "everything to end")
 
 
 @pytest.fixture(scope="session")
