@@ -8,7 +8,16 @@ import numpy as np
 
 from kept_tokens import KeptTokens
 from kept_tokens.answers import GenerateAnswer
-from kept_tokens.messages import StepResult, TrainingBatch, TrainingSample, check_batch, decode, encode
+from kept_tokens.messages import (
+    CROSS_ENTROPY,
+    POLICY_GRADIENT,
+    StepResult,
+    TrainingBatch,
+    TrainingSample,
+    check_batch,
+    decode,
+    encode,
+)
 
 BATCH_LAYOUT_1 = bytes.fromhex(
     """
@@ -23,6 +32,22 @@ BATCH_LAYOUT_1 = bytes.fromhex(
 STEP_RESULT_LAYOUT_1 = bytes.fromhex(
     """
     93070781a46c6f7373cbbfd0000000000000
+    """
+)
+BATCH_LAYOUT_2 = bytes.fromhex(
+    """
+    9307929fc41009000000080000000300000005000000c40400000101c4100000000000000000000000bf00000000c410
+    0000803f0000803f0000803f0000803fc41000000000000000000000003f000000bfa772657665727365a167a3732d31
+    929300020393010304c40c030000000700000005000000c41000000000000000000200000001000000c3af706f6c6963
+    795f6772616469656e74c4100000000000000000000080be000080bfcb3fe00000000000009fc40c0900000008000000
+    03000000c403000101c40c000000000000000000000000c40c0000803f0000803f0000803fc40c000000000000803f00
+    00803fa5626f6f6b73a168a3732d3290c400c400c2ad63726f73735f656e74726f7079c400cb0000000000000000c410
+    d5a656654fa14f6b6b2453807962553d
+    """
+)
+STEP_RESULT_LAYOUT_2 = bytes.fromhex(
+    """
+    94070781a46c6f7373cbbfd000000000000091c40800000000000000bf
     """
 )
 ANSWER_LAYOUT_1 = bytes.fromhex(
@@ -74,13 +99,31 @@ def test_recorded_batch_decodes() -> None:
     assert not free.must_have_masks
 
 
+def test_recorded_batch_of_the_first_layout_is_a_policy_gradient_without_reference() -> None:
+    for sample in decode(BATCH_LAYOUT_1, TrainingBatch).samples:
+        assert (sample.objective, sample.reference(), sample.reference_weight) == (POLICY_GRADIENT, None, 0)
+
+
+def test_recorded_batch_of_the_second_layout_decodes() -> None:
+    batch = decode(BATCH_LAYOUT_2, TrainingBatch)
+    check_batch(batch, vocab_size=10)
+    compared, frozen = batch.samples
+    reference = compared.reference()
+    assert reference is not None
+    assert reference.tolist() == [0, 0, -0.25, -1]
+    assert (compared.objective, compared.reference_weight) == (POLICY_GRADIENT, 0.5)
+    assert (frozen.objective, frozen.reference()) == (CROSS_ENTROPY, None)
+
+
 def test_recorded_batch_is_still_what_is_written() -> None:
-    assert encode(decode(BATCH_LAYOUT_1, TrainingBatch)) == BATCH_LAYOUT_1
+    assert encode(decode(BATCH_LAYOUT_2, TrainingBatch)) == BATCH_LAYOUT_2
 
 
-def test_recorded_step_result_decodes() -> None:
+def test_recorded_step_results_decode() -> None:
     assert decode(STEP_RESULT_LAYOUT_1, StepResult) == StepResult(7, 7, {"loss": -0.25})
-    assert encode(StepResult(7, 7, {"loss": -0.25})) == STEP_RESULT_LAYOUT_1
+    second = StepResult(7, 7, {"loss": -0.25}, [bytes(4) + np.float32(-0.5).tobytes()])
+    assert decode(STEP_RESULT_LAYOUT_2, StepResult) == second
+    assert encode(second) == STEP_RESULT_LAYOUT_2
 
 
 def test_recorded_answer_decodes() -> None:
@@ -105,7 +148,7 @@ def test_old_reader_reads_new_payload() -> None:
     batch = decode(msgspec.msgpack.encode(NextBatch(7, samples, content_hash, "mine")), TrainingBatch)
     check_batch(batch, vocab_size=10)
     assert batch.samples == old
-    assert decode(encode(NextResult(1, 2, {}, "a")), StepResult) == StepResult(1, 2, {})
+    assert decode(encode(NextResult(1, 2, {}, worker="a")), StepResult) == StepResult(1, 2, {})
 
 
 def test_new_reader_reads_old_payload() -> None:
@@ -113,4 +156,4 @@ def test_new_reader_reads_old_payload() -> None:
     assert batch.run == "unnamed"
     assert [one.priority for one in batch.samples] == [1.0, 1.0]
     assert batch.samples[0].kept() == KeptTokens.from_rows([[], [], [3, 7], [5]])
-    assert decode(STEP_RESULT_LAYOUT_1, NextResult) == NextResult(7, 7, {"loss": -0.25}, "only")
+    assert decode(STEP_RESULT_LAYOUT_1, NextResult) == NextResult(7, 7, {"loss": -0.25}, worker="only")

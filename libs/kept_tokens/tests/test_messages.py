@@ -220,3 +220,45 @@ def test_undecodable_sample_is_named() -> None:
 def test_build_refuses_what_the_wire_cannot_hold(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(KeptTokensError, match=text):
         sample(**changes)
+
+
+FROZEN = {
+    "objective": "cross_entropy",
+    "kept": None,
+    "must_have_masks": False,
+    "logprobs": [0, 0, 0, 0],
+    "weight_versions": [],
+}
+REFERENCE = {"reference_logprobs": [0, 0, -1, -2], "reference_weight": 0.1}
+
+
+def test_frozen_samples_and_references_pass_the_check() -> None:
+    check_samples([sample(**FROZEN), sample(**REFERENCE), sample()], vocab_size=10)
+    check_sample(sample(**{**REFERENCE, "reference_weight": 0.0}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"objective": "dpo"}, "objective: 'dpo' is neither 'policy_gradient' nor 'cross_entropy'"),
+        ({**FROZEN, "logprobs": [0, 0, -1, 0]}, "logprobs: is set, but 'cross_entropy' has no importance"),
+        ({**FROZEN, "weight_versions": [(0, 2, 4)]}, "weight_versions: is set, but"),
+        ({**FROZEN, "kept": FIELDS["kept"]}, "kept_ids: is set, but"),
+        ({**FROZEN, "must_have_masks": True}, "must_have_masks: is set, but"),
+        ({**FROZEN, **REFERENCE}, "reference_logprobs: is set, but"),
+        ({**REFERENCE, "reference_logprobs": [0, 0, -1]}, "reference_logprobs: has 12 bytes, but 4 tokens"),
+        ({**REFERENCE, "reference_logprobs": [0, 0, -1, 1]}, "reference_logprobs at position 3: 1.0 is no"),
+        ({**REFERENCE, "reference_logprobs": [0, 0, -9999, 0]}, "position 2: -9999.0 is no logprob"),
+        ({**REFERENCE, "reference_logprobs": [0, 0, float("nan"), 0]}, "position 2: nan is no logprob"),
+        ({**REFERENCE, "reference_logprobs": [0, -1, 0, 0]}, "position 1: -1.0 is not 0, but loss_mask"),
+        ({**REFERENCE, "reference_weight": -1.0}, "reference_weight: -1.0 is not finite and >= 0"),
+        ({**REFERENCE, "reference_weight": float("inf")}, "reference_weight: inf is not finite"),
+        ({"reference_weight": 0.1}, "reference_logprobs: is empty, but reference_weight is 0.1; send both"),
+    ],
+)
+def test_objectives_and_references_that_are_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(KeptTokensError) as error:
+        check_sample(sample(**changes))
+    assert text in str(error.value)
+    with pytest.raises(KeptTokensError, match="sample 1"):
+        check_samples([sample(), sample(**changes)])

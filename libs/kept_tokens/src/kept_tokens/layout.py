@@ -20,6 +20,10 @@ from .payload import KeptTokens
 
 T = TypeVar("T")
 
+POLICY_GRADIENT = "policy_gradient"
+CROSS_ENTROPY = "cross_entropy"
+"""What a sample is trained with: ``TrainingSample.objective``."""
+
 UINT8, INT32, FLOAT32 = np.dtype(np.uint8), np.dtype(np.int32), np.dtype(np.float32)
 
 
@@ -47,13 +51,14 @@ class TrainingSample(msgspec.Struct, array_like=True, frozen=True):
     token_ids: bytes
     """int32 [T]."""
     loss_mask: bytes
-    """uint8 [T]; 1 = sampled by the policy and trained on. 0 at t = 0: nothing predicts the first token."""
+    """uint8 [T]; 1 = sampled by the policy, or said by a frozen generator (cross_entropy), and trained on.
+    0 at t = 0: nothing predicts the first token."""
     logprobs: bytes
-    """float32 [T]; the processed rollout logprob, 0 where loss_mask is 0."""
+    """float32 [T]; the processed rollout logprob, 0 where loss_mask is 0; with cross_entropy all 0."""
     temperatures: bytes
     """float32 [T]."""
     advantages: bytes
-    """float32 [T]."""
+    """float32 [T]; with cross_entropy the weight of each token."""
     source: str
     """The source (environment) it came from."""
     group: str
@@ -68,6 +73,14 @@ class TrainingSample(msgspec.Struct, array_like=True, frozen=True):
     """int32 [T]; counts[t] belongs to the token at t, 0 on context and at t = 0."""
     must_have_masks: bool
     """The source truncates: every token with loss_mask 1 has a count > 0."""
+    objective: str = POLICY_GRADIENT
+    """``"policy_gradient"``, with importance ratios, or ``"cross_entropy"``, which has none."""
+    reference_logprobs: bytes = b""
+    """float32 [T]; a reference's logprob of the token over its whole vocabulary, 0 where loss_mask is 0.
+    Empty = there is none."""
+    reference_weight: float = 0.0
+    """The trainer adds this times (reference_logprobs - its own logprob over the whole vocabulary) to the
+    advantages."""
 
     @classmethod
     def build(
@@ -84,6 +97,9 @@ class TrainingSample(msgspec.Struct, array_like=True, frozen=True):
         group: str,
         sample_id: str,
         weight_versions: Iterable[tuple[int, int, int]] = (),
+        objective: str = POLICY_GRADIENT,
+        reference_logprobs: ArrayLike | None = None,
+        reference_weight: float = 0.0,
     ) -> Self:
         """From arrays of T entries each; ``kept`` covers all T tokens (see ``KeptTokens.pad_tokens``).
 
@@ -106,6 +122,11 @@ class TrainingSample(msgspec.Struct, array_like=True, frozen=True):
             kept_ids=kept_ids,
             kept_counts=kept_counts,
             must_have_masks=must_have_masks,
+            objective=objective,
+            reference_logprobs=b""
+            if reference_logprobs is None
+            else to_buffer(_float_array(reference_logprobs, "reference_logprobs")),
+            reference_weight=float(reference_weight),
         )
 
     @property
@@ -122,6 +143,12 @@ class TrainingSample(msgspec.Struct, array_like=True, frozen=True):
             temperatures=from_buffer(self.temperatures, FLOAT32, "temperatures"),
             advantages=from_buffer(self.advantages, FLOAT32, "advantages"),
         )
+
+    def reference(self) -> NDArray[np.float32] | None:
+        """The reference's logprobs [T], or None if there are none."""
+        if not self.reference_logprobs:
+            return None
+        return from_buffer(self.reference_logprobs, FLOAT32, "reference_logprobs")
 
     def kept(self) -> KeptTokens | None:
         """The kept sets of all T tokens, or None if the sample carries no masks."""
@@ -162,6 +189,9 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     weight_version: int
     """The version published after this step."""
     metrics: dict[str, float]
+    full_logprobs: list[bytes] = []
+    """float32 [T] for each sample, in order: the logprob of the token over the whole vocabulary, by the
+    weights before the step; 0 where it was not trained on. Empty unless trainer.full_vocabulary_scores."""
 
 
 class _BatchOnTheWire(msgspec.Struct, array_like=True):

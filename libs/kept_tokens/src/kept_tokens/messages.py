@@ -1,6 +1,9 @@
 """What orchestrator and trainer tell each other: the structs, reading, writing and checking."""
 
+from .arrangements import cut_sample, join_samples, pad_sample, split_sample
 from .layout import (
+    CROSS_ENTROPY,
+    POLICY_GRADIENT,
     SampleArrays,
     StepResult,
     TrainingBatch,
@@ -12,6 +15,8 @@ from .layout import (
 from .sample_checks import check_batch, check_sample, check_samples
 
 __all__ = [
+    "CROSS_ENTROPY",
+    "POLICY_GRADIENT",
     "SampleArrays",
     "StepResult",
     "TrainingBatch",
@@ -20,6 +25,10 @@ __all__ = [
     "check_batch",
     "check_sample",
     "check_samples",
+    "cut_sample",
     "decode",
     "encode",
+    "join_samples",
+    "pad_sample",
+    "split_sample",
 ]

@@ -1,5 +1,6 @@
 """What must be true of training samples: the same check where they are written and where they are read."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import KeptTokensError
-from .layout import FLOAT32, INT32, UINT8, TrainingBatch, TrainingSample
+from .layout import CROSS_ENTROPY, FLOAT32, INT32, POLICY_GRADIENT, UINT8, TrainingBatch, TrainingSample
 from .payload import KeptTokens
 
 NO_EVIDENCE = -9999.0
@@ -31,13 +32,16 @@ def check_sample(sample: TrainingSample, vocab_size: int | None = None) -> None:
     at t = 0; at loss tokens logprobs are finite, <= 0, not -9999, and temperatures at least 0.01; elsewhere
     logprobs are 0; temperatures and advantages are finite; weight spans ascend, do not overlap, are not empty
     and, if there are any, cover every loss token; kept sets are well formed, empty wherever loss_mask is 0,
-    contain the sampled id, and are there on every loss token of a sample that must have masks.
+    contain the sampled id, and are there on every loss token of a sample that must have masks. The objective
+    is known; with cross_entropy there are no rollout logprobs, versions, kept sets or reference. Reference
+    logprobs are finite and <= 0 at loss tokens and 0 elsewhere, and there are some if they have a weight.
 
     Raises:
         KeptTokensError: the text names the sample, the field, the position, the value and the way out.
     """
     try:
         _check_lengths(sample)
+        _check_objective(sample)
         _check_spans(sample)
         _check_values([sample], vocab_size)
     except KeptTokensError as error:
@@ -69,6 +73,7 @@ def check_samples(samples: Sequence[TrainingSample], vocab_size: int | None = No
     try:
         for sample in samples:
             _check_lengths(sample)
+            _check_objective(sample)
             _check_spans(sample)
         _check_values(samples, vocab_size)
     except KeptTokensError:
@@ -92,6 +97,11 @@ def _check_lengths(sample: TrainingSample) -> None:
             raise KeptTokensError(
                 field, f"has {length} bytes, but {tokens} tokens of {size} bytes make {tokens * size}"
             )
+    if len(sample.reference_logprobs) not in (0, tokens * FLOAT32.itemsize):
+        raise KeptTokensError(
+            "reference_logprobs",
+            f"has {len(sample.reference_logprobs)} bytes, but {tokens} tokens of 4 bytes make {tokens * 4}",
+        )
     if not sample.kept_counts and not sample.kept_ids:
         return
     if len(sample.kept_counts) != tokens * INT32.itemsize:
@@ -105,6 +115,33 @@ def _check_lengths(sample: TrainingSample) -> None:
     if total * INT32.itemsize != len(sample.kept_ids):
         raise KeptTokensError(
             "kept_counts", f"sum to {total}, but kept_ids has {len(sample.kept_ids)} bytes, not {total} x 4"
+        )
+
+
+def _check_objective(sample: TrainingSample) -> None:
+    if sample.objective not in (POLICY_GRADIENT, CROSS_ENTROPY):
+        raise KeptTokensError(
+            "objective", f"{sample.objective!r} is neither {POLICY_GRADIENT!r} nor {CROSS_ENTROPY!r}"
+        )
+    if sample.objective == CROSS_ENTROPY:
+        # Another model said this: there is nothing to replay and no ratio.
+        for field, there in (
+            ("logprobs", any(sample.logprobs)),
+            ("weight_versions", sample.weight_versions),
+            ("kept_ids", sample.kept_ids),
+            ("must_have_masks", sample.must_have_masks),
+            ("reference_logprobs", sample.reference_logprobs),
+        ):
+            if there:
+                raise KeptTokensError(
+                    field,
+                    f"is set, but {CROSS_ENTROPY!r} has no importance ratio; leave it empty",
+                )
+    if not math.isfinite(sample.reference_weight) or sample.reference_weight < 0:
+        raise KeptTokensError("reference_weight", f"{sample.reference_weight} is not finite and >= 0")
+    if sample.reference_weight > 0 and not sample.reference_logprobs:
+        raise KeptTokensError(
+            "reference_logprobs", f"is empty, but reference_weight is {sample.reference_weight}; send both"
         )
 
 
@@ -188,6 +225,12 @@ def _check_values(samples: Sequence[TrainingSample], vocab_size: int | None) -> 
     _refuse(
         ~np.isfinite(advantages), "advantages", "is not finite; look at the rewards of its group", advantages
     )
+    reference = np.frombuffer(
+        b"".join([one.reference_logprobs or bytes(4 * one.num_tokens) for one in samples]), "<f4"
+    )
+    wrong = ~np.isfinite(reference) | (reference > 0) | (reference == NO_EVIDENCE)
+    _refuse(wrong, "reference_logprobs", "is no logprob (finite, <= 0, not -9999)", reference)
+    _refuse(~loss & (reference != 0), "reference_logprobs", "is not 0, but loss_mask is 0 here", reference)
     _check_kept(samples, lengths, token_ids, loss, vocab_size)
 
 
