@@ -75,7 +75,7 @@ def test_a_wrong_value_is_named_with_its_path(content, line, toml, refused):
     "table",
     [
         "[warm_start]",
-        "[[orchestrator.train.source]]\n[orchestrator.train.source.environment]",
+        "[[orchestrator.train.source]]\n[orchestrator.train.source.environment]\nkind = 'reverse-text'",
     ],
 )
 def test_letters_in_order(table, toml, refused):

@@ -33,12 +33,15 @@ OPEN = st.recursive(
 )
 SPECIAL = {
     "name": NAMES,
+    "url": NAMES.map("http://{}".format),
+    "api_key_env": NAMES,
     "trainer_url": NAMES.map("http://{}".format),
     "inference_urls": st.lists(NAMES.map("http://{}".format), max_size=3),
     "entropy": st.sampled_from(["full", "off"]) | st.floats(0.001, 0.999),
     "low": st.floats(0, 1),
     "high": st.floats(1, 1e300, exclude_min=True),
 }
+ORDERED = (("min_letters", "max_letters"), ("min_digits", "max_digits"))
 
 
 def of_type(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[Any]:
@@ -50,8 +53,8 @@ def of_type(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[Any]:
     if origin is Literal:
         return st.sampled_from(get_args(annotation))
     if origin is list:
-        (item,) = alternatives(get_args(annotation)[0])
-        return st.lists(of_type(item, {}), min_size=1, max_size=2)
+        items = [of_type(item, {}) for item in alternatives(get_args(annotation)[0])]
+        return st.lists(st.one_of(items), min_size=1, max_size=2)
     if origin is tuple:
         return st.lists(st.floats(0, 0.99), min_size=2, max_size=2)
     if origin is dict:
@@ -74,12 +77,12 @@ def table(draw: st.DrawFn, kind: type[Table]) -> dict[str, Any]:
         bounds = {b: getattr(m, b) for m in field.metadata for b in ("ge", "gt", "le", "lt") if hasattr(m, b)}
         members = [of_type(m, bounds) for m in alternatives(field.annotation) if m is not type(None)]
         strategy = SPECIAL.get(name, st.one_of(members))
-        if name == "kind" or (not strategy.is_empty and draw(st.booleans())):
+        if name == "kind" or field.is_required() or (not strategy.is_empty and draw(st.booleans())):
             content[name] = draw(strategy)
-    if "min_letters" in kind.model_fields:
-        names = ("min_letters", "max_letters")
-        ordered = sorted(content.get(name, kind.model_fields[name].default) for name in names)
-        content |= zip(names, ordered, strict=True)
+    for names in ORDERED:
+        if names[0] in kind.model_fields:
+            ordered = sorted(content.get(name, kind.model_fields[name].default) for name in names)
+            content |= zip(names, ordered, strict=True)
     return content
 
 

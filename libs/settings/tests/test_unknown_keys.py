@@ -42,9 +42,11 @@ def nested(path, value):
 @given(misspelled())
 def test_one_wrong_letter_in_a_file(tmp_path_factory, case):
     setting, at, path = case
-    tree = nested(path, 1)
+    tree = table = nested(path, 1)
     if setting.variant and at == len(path) - 1:
-        tree["trainer"]["loss"]["kind"] = setting.variant
+        for key in path[:-1]:
+            table = table[key]
+        table["kind"] = setting.variant
     file = tmp_path_factory.getbasetemp() / "misspelled.toml"
     file.write_text(tomli_w.dumps(tree))
     with pytest.raises(SettingsError) as error:
@@ -72,7 +74,7 @@ def test_one_wrong_letter_in_a_variable(case):
     name = "KEPTSET_" + "__".join(path).upper()
     variables = {name: "1"}
     if setting.variant:
-        variables["KEPTSET_TRAINER__LOSS__KIND"] = setting.variant
+        variables["KEPTSET_" + "__".join((*path[:-1], "kind")).upper()] = setting.variant
     with mock.patch.dict(os.environ, variables), pytest.raises(SettingsError) as error:
         read_run([])
     line = next(line for line in str(error.value).splitlines() if f"{path[at]}: unknown key" in line)

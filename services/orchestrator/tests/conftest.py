@@ -9,6 +9,7 @@ import pytest
 from keptset_settings import OrchestratorSettings
 
 from .driving import Drive
+from .fake_endpoint import FakeEndpoint
 from .fake_inference import FakeInference
 from .fake_trainer import FakeTrainer
 from .small_tokenizer import write_tokenizer
@@ -52,6 +53,21 @@ def trainer(session_trainer: FakeTrainer) -> FakeTrainer:
     """A trainer as it is after its first start."""
     session_trainer.reset()
     return session_trainer
+
+
+@pytest.fixture(scope="session")
+def session_endpoint() -> Iterator[FakeEndpoint]:
+    """One server that is not ours for all tests."""
+    server = FakeEndpoint()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def endpoint(session_endpoint: FakeEndpoint) -> FakeEndpoint:
+    """A server that is not ours as it is after its start."""
+    session_endpoint.reset()
+    return session_endpoint
 
 
 @pytest.fixture

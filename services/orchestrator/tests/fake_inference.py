@@ -13,6 +13,7 @@ from kept_tokens import KeptTokens
 from kept_tokens.answers import Choice, GenerateAnswer, VersionSpan
 from kept_tokens.messages import encode
 
+from .fake_endpoint import logprob_of
 from .served import Served
 from .small_tokenizer import END, VOCAB_SIZE
 
@@ -25,6 +26,8 @@ class FakeInference(Served):
 
     Attributes:
         faults: What happens to the next generate requests, first to last; then all is well again.
+        says: The ids that answer a prompt's ids and a seed; None: random ones.
+        scored: Bodies of the requests for prompt logprobs that came.
         tamper: Changes every answer before it leaves.
         weights_faults: The same as `faults` for POST weights.
         requests: Bodies of the generate requests that came, those that failed included.
@@ -50,6 +53,8 @@ class FakeInference(Served):
         self.api_key: str | None = None
         self.faults: list[Fault] = []
         self.weights_faults: list[Fault] = []
+        self.says: Callable[[list[int], int], list[int]] | None = None
+        self.scored: list[dict[str, Any]] = []
         self.tamper: Callable[[GenerateAnswer], GenerateAnswer] = lambda answer: answer
         self.delay = 0.0
         self.requests: list[dict[str, Any]] = []
@@ -112,6 +117,15 @@ class FakeInference(Served):
             assert request.headers["accept"] == "application/msgpack"
             return Response(encode(answer), media_type="application/msgpack")
 
+        @app.post("/v1/completions")
+        async def completions(request: Request) -> Response:
+            if self._locked(request):
+                return _error(401, "no key")
+            body = await request.json()
+            self.scored.append(body)
+            entries = [{str(t): {"logprob": logprob_of(n, t)}} for n, t in enumerate(body["prompt"])]
+            return JSONResponse({"choices": [{"index": 0, "prompt_logprobs": [None, *entries[1:]]}]})
+
         return app
 
     def _locked(self, request: Request) -> bool:
@@ -128,8 +142,11 @@ class FakeInference(Served):
         stopped = length < params["max_tokens"]
         tokens = [draw.randrange(5, self.vocab_size) for _ in range(length - 1)]
         tokens.append(END if stopped else draw.randrange(5, self.vocab_size))
+        if self.says is not None:
+            tokens = self.says(body["token_ids"], params["seed"] + index)
+            length, stopped = len(tokens), tokens[-1] == END
         kept = None
-        if params["top_p"] < 1 or params["top_k"] > 0:
+        if body.get("kept_tokens") is not False and (params["top_p"] < 1 or params["top_k"] > 0):
             rows = [
                 sorted({token, *draw.sample(range(self.vocab_size), draw.randint(0, 4))}) for token in tokens
             ]

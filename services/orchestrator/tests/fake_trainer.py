@@ -41,6 +41,7 @@ class FakeTrainer(Served):
         self.vocab_size = VOCAB_SIZE
         self.row_tokens = 256
         self.unsafe = False
+        self.full_scores: bool | None = False
         self.batches: dict[int, TrainingBatch] = {}
         self.hold_from = math.inf
         self.healthy = True
@@ -75,6 +76,7 @@ class FakeTrainer(Served):
                 "row_tokens": self.row_tokens,
                 "model": "fake",
                 "unsafe_ignore_kept_tokens": self.unsafe,
+                **({} if self.full_scores is None else {"full_vocabulary_scores": self.full_scores}),
             }
 
         @app.put("/keptset/v1/steps/{step}")

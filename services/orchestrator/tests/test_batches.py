@@ -6,14 +6,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kept_tokens import KeptTokens, KeptTokensError
-from kept_tokens.messages import TrainingBatch, check_batch, decode, encode
+from kept_tokens.messages import TrainingBatch, TrainingSample, check_batch, decode, encode
 from keptset_orchestrator import ReverseText
 from keptset_orchestrator.arrival import Completion
-from keptset_orchestrator.batches import build_sample, build_samples, rollout_metrics
+from keptset_orchestrator.batches import build_sample, build_samples
 from keptset_orchestrator.rollouts import Group
+from keptset_orchestrator.selection import rollout_metrics, select
 from keptset_orchestrator.sources import Prompt, Source
 
 VOCAB = 50
+
+
+def samples_of(drawn: list[Group], vocab_size: int) -> list[TrainingSample]:
+    return [built.sample for built in build_samples(drawn, vocab_size=vocab_size)]
+
+
+def metrics_of(drawn: list[Group]) -> dict[str, float]:
+    built = build_samples(drawn, vocab_size=9)
+    return rollout_metrics(built, select(built))
 
 
 ONE_TOKEN = Completion(np.array([1], np.int32), np.array([-1], np.float32), None, "stop", None, [(0, 0, 1)])
@@ -67,7 +77,7 @@ def groups(draw) -> Group:
 @settings(max_examples=30)
 @given(st.lists(groups(), min_size=1, max_size=3))
 def test_samples_pass_the_trainers_checks_after_the_wire(drawn: list[Group]):
-    samples = build_samples(drawn, normalize_std=True, vocab_size=VOCAB)
+    samples = samples_of(drawn, VOCAB)
     batch = decode(encode(TrainingBatch.build(1, samples)), TrainingBatch)
     check_batch(batch, VOCAB)
     assert batch.samples == samples
@@ -76,7 +86,7 @@ def test_samples_pass_the_trainers_checks_after_the_wire(drawn: list[Group]):
 @settings(max_examples=40)
 @given(groups())
 def test_completion_is_found_where_the_loss_mask_is_set(group: Group):
-    samples = build_samples([group], normalize_std=False, vocab_size=VOCAB)
+    samples = samples_of([group], VOCAB)
     before = len(group.prompt.token_ids)
     for sample, completion in zip(samples, group.completions, strict=True):
         arrays, tokens = sample.arrays(), len(completion.token_ids)
@@ -95,9 +105,7 @@ def test_completion_is_found_where_the_loss_mask_is_set(group: Group):
 @settings(max_examples=40)
 @given(groups())
 def test_kept_sets_stay_with_their_tokens(group: Group):
-    for sample, completion in zip(
-        build_samples([group], normalize_std=False, vocab_size=VOCAB), group.completions, strict=True
-    ):
+    for sample, completion in zip(samples_of([group], VOCAB), group.completions, strict=True):
         assert sample.must_have_masks is group.prompt.source.truncates
         kept = sample.kept()
         if completion.kept is None:
@@ -111,7 +119,7 @@ def test_kept_sets_stay_with_their_tokens(group: Group):
 @settings(max_examples=40)
 @given(groups())
 def test_advantages_of_a_group_sum_to_zero(group: Group):
-    samples = build_samples([group], normalize_std=True, vocab_size=VOCAB)
+    samples = samples_of([group], VOCAB)
     whole = [s for s, c in zip(samples, group.completions, strict=True) if len(c.token_ids)]
     if len(whole) == len(samples):
         assert sum(float(s.arrays().advantages[-1]) for s in samples) == pytest.approx(0, abs=1e-5)
@@ -119,7 +127,7 @@ def test_advantages_of_a_group_sum_to_zero(group: Group):
 
 def test_sample_ids_are_unique_and_name_the_rollout():
     prompt = Prompt(source(False), "letters/7/2", "a", [5], 0)
-    samples = build_samples([Group(prompt, [ONE_TOKEN] * 3, [0, 1, 0])], normalize_std=True, vocab_size=9)
+    samples = samples_of([Group(prompt, [ONE_TOKEN] * 3, [0, 1, 0])], 9)
     assert [s.sample_id for s in samples] == ["letters/7/2/0", "letters/7/2/1", "letters/7/2/2"]
     assert {s.group for s in samples} == {"letters/7/2"}
 
@@ -127,7 +135,7 @@ def test_sample_ids_are_unique_and_name_the_rollout():
 def test_sample_that_lost_its_masks_is_named():
     group = Group(Prompt(source(True), "letters/1/0", "a", [5], 0), [ONE_TOKEN], [0.0])
     with pytest.raises(KeptTokensError, match=r"letters/1/0/0.*position 1"):
-        build_samples([group], normalize_std=True, vocab_size=9)
+        samples_of([group], 9)
 
 
 def test_metrics_describe_the_rollouts():
@@ -139,8 +147,7 @@ def test_metrics_describe_the_rollouts():
     first, second = (Prompt(source(False), f"a/1/{i}", "a", [5], 0) for i in range(2))
     lively = Group(first, [completion(2, "stop"), completion(4, "length")], [0.0, 1.0])
     equal = Group(second, [completion(1, "stop"), completion(1, "stop")], [0.5, 0.5])
-    samples = build_samples([lively, equal], normalize_std=True, vocab_size=9)
-    assert rollout_metrics([lively, equal], samples) == {
+    assert metrics_of([lively, equal]) == {
         "reward/mean": 0.5,
         "reward/max": 1.0,
         "reward/min": 0.0,
@@ -156,7 +163,7 @@ def test_metrics_of_several_sources_are_told_apart():
         Group(Prompt(source(False, name), f"{name}/1/0", "a", [5], 0), [ONE_TOKEN] * 2, rewards)
         for name, rewards in (("x", [0.0, 1.0]), ("y", [0.25, 0.25]))
     ]
-    metrics = rollout_metrics(drawn, build_samples(drawn, normalize_std=True, vocab_size=9))
+    metrics = metrics_of(drawn)
     assert (metrics["source/x/reward/mean"], metrics["source/y/reward/mean"]) == (0.5, 0.25)
 
 

@@ -133,7 +133,7 @@ async def test_accepted_batch_is_remembered_over_another_interruption(
     inference.tamper = arrives_late
     drive.settings.train.sampling.seed = 99
     records = drive.settings.output_dir / "rollouts"
-    await interrupt(drive, lambda: len(trainer.puts) == 2 and len(list(records.iterdir())) == 1)
+    await interrupt(drive, lambda: len(trainer.puts) == 2 and len(list(records.glob("*.json"))) == 1)
     trainer.hold_from = math.inf
     assert untimed(await drive())[0] == undisturbed[0]
 

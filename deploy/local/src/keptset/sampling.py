@@ -1,11 +1,11 @@
 """How the sources of a run sample, as far as a report needs to know."""
 
-from keptset_settings import CAPTURE_WIDTH, RunSettings, SamplingSettings
+from keptset_settings import CAPTURE_WIDTH, RunSettings, SamplingSettings, policy_sources
 
 
 def sampling_of(run: RunSettings) -> list[SamplingSettings]:
-    """The sampling of each source; resolving a run has filled in what they inherit."""
-    return [source.sampling for source in run.orchestrator.train.source]
+    """The sampling of each source of the policy; resolving a run has filled in what they inherit."""
+    return [source.sampling for _, source in policy_sources(run.orchestrator)]
 
 
 def describe(sampling: SamplingSettings) -> str:

@@ -98,6 +98,7 @@ def _reworded(message: str) -> str:
 
 
 _PLAIN_WORDS = (
+    ("Field required", "missing; it has no default"),
     ("Input should", "must"),
     ("List should", "must"),
     ("Value error, ", ""),

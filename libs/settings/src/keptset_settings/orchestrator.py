@@ -1,68 +1,15 @@
-"""`[orchestrator]`: environments, sampling, batches and the run itself."""
+"""`[orchestrator]`: sources, batches and the run itself."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr
 
-from .base import BaseUrl, Name, Table, require_order
-
-
-class SamplingSettings(Table):
-    """Sampling parameters; unset ones are neutral, in a source those of [orchestrator.train.sampling]."""
-
-    temperature: float | None = None
-    """Divides the logits; 0.01 to 2.0. Neutral: 1.0."""
-
-    top_p: float | None = None
-    """Keep the smallest set of tokens whose probabilities sum to this. Neutral: 1.0."""
-
-    top_k: int | None = None
-    """Keep at most this many tokens, up to 512. Neutral: -1. A truncating source gets 512 if it sets none."""
-
-    min_p: float | None = None
-    """Keep tokens at least this likely relative to the most likely one. Neutral: 0.0."""
-
-    max_tokens: int | None = None
-    """The most tokens of one completion. Unset: the rest of the context."""
-
-    seed: int | None = None
-    """Seed of the rollouts; each request derives its own from it, the step and the sample."""
-
-    extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further sampling parameters by vLLM's names (bad_words, allowed_token_ids, min_tokens, stop, ...)."""
-
-
-class ReverseTextSettings(Table):
-    """Reverse a random string of letters; the reward is the similarity to the reversed text."""
-
-    kind: Literal["reverse-text"] = "reverse-text"
-    """Which environment."""
-    min_letters: int = Field(default=4, ge=1)
-    """Fewest letters of a string."""
-    max_letters: int = Field(default=12, ge=1)
-    """Most letters of a string."""
-
-    @model_validator(mode="after")
-    def _letters(self) -> Self:
-        require_order(self.min_letters, "min_letters", self.max_letters, "max_letters")
-        return self
-
-
-class SourceSettings(Table):
-    """One source of rollouts: an environment and how the policy samples in it."""
-
-    name: Name = "reverse-text"
-    """Names the source in samples, metrics and errors."""
-
-    ratio: float = Field(default=1.0, gt=0)
-    """Share of the prompts of a step, relative to the other sources."""
-
-    environment: ReverseTextSettings = ReverseTextSettings()
-    """What is asked and how an answer is rewarded."""
-
-    sampling: SamplingSettings = SamplingSettings()
-    """Overrides of [orchestrator.train.sampling]."""
+from .algorithms import Algorithm, GrpoAlgorithm
+from .base import BaseUrl, Table
+from .filters import Filter
+from .generators import EndpointSettings
+from .rollout_sources import EvalSourceSettings, SamplingSettings, SourceSettings
 
 
 class TrainSettings(Table):
@@ -70,16 +17,27 @@ class TrainSettings(Table):
     """Prompts (groups) in a step's batch."""
 
     group_size: int = Field(default=16, ge=1)
-    """Rollouts of each prompt; their mean reward is the baseline."""
+    """Rollouts of each prompt; their rewards are each other's baseline."""
 
-    normalize_std: bool = True
-    """Divide the advantages of a group by the standard deviation of its rewards (+ 1e-4)."""
+    algorithm: Algorithm = GrpoAlgorithm()
+    """What is made of the policy's rollouts, unless a source says otherwise."""
+
+    reference: EndpointSettings | None = None
+    """Scores rollouts for opd and reference_kl: it has vLLM's prompt_logprobs and the policy's tokenizer."""
+
+    filter: list[Filter] | None = None
+    """Which rollouts are flagged. Unset: gibberish and repetition are counted, where nothing truncates."""
 
     sampling: SamplingSettings = SamplingSettings()
     """How the policy samples, unless a source says otherwise."""
 
     source: list[SourceSettings] = Field(default_factory=lambda: [SourceSettings()], min_length=1)
     """Where rollouts come from."""
+
+
+class EvalSettings(Table):
+    source: list[EvalSourceSettings] = Field(default_factory=list)
+    """What is evaluated. None: nothing."""
 
 
 class OrchestratorSettings(Table):
@@ -132,3 +90,5 @@ class OrchestratorSettings(Table):
     """What is logged; debug also shows where an error came from."""
 
     train: TrainSettings = TrainSettings()
+
+    eval: EvalSettings = EvalSettings()

@@ -4,43 +4,51 @@ Everything here is idempotent: a resolved run resolves to itself.
 """
 
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 
 from .engine_arguments import check_engine_arguments
-from .errors import Path, Problem, SettingsError, SettingsWarning
+from .errors import Problem, SettingsError, SettingsWarning
 from .inference import InferenceSettings
-from .orchestrator import OrchestratorSettings, SamplingSettings, SourceSettings
+from .orchestrator import OrchestratorSettings
 from .run import RunSettings
-from .sampling import bounded_top_k, check_sampling, inherit, limits
+from .sampling import limits
+from .source_rules import Findings, policy_sources, resolve_sources
 from .trainer import TrainerSettings
 
-SHARED_SAMPLING: Path = ("orchestrator", "train", "sampling")
-SOURCES: Path = ("orchestrator", "train", "source")
+
+def _require(findings: Findings, table: str, settings: BaseModel, **ways_out: str) -> None:
+    """These settings have no default once everything is filled in."""
+    for name, way_out in ways_out.items():
+        if getattr(settings, name) in (None, []):
+            findings.problems.append(Problem((table, name), f"not set; {way_out}"))
 
 
-@dataclass
-class Findings:
-    """What resolving has to say: problems stop, notes warn."""
+def _finish(findings: Findings) -> None:
+    """Raise the problems, else warn of the notes."""
+    if findings.problems:
+        raise SettingsError(findings.problems)
+    for note in findings.notes:
+        warnings.warn(str(note), SettingsWarning, stacklevel=3)
 
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[Problem] = field(default_factory=list)
 
-    def require(self, table: str, settings: BaseModel, **ways_out: str) -> None:
-        """These settings have no default once everything is filled in."""
-        for name, way_out in ways_out.items():
-            if getattr(settings, name) in (None, []):
-                self.problems.append(Problem((table, name), f"not set; {way_out}"))
-
-    def finish(self) -> None:
-        """Raise the problems, else warn of the notes."""
-        if self.problems:
-            raise SettingsError(self.problems)
-        for note in self.notes:
-            warnings.warn(str(note), SettingsWarning, stacklevel=3)
+def examine_run(run: RunSettings) -> tuple[RunSettings, Findings]:
+    """The run as far as it can be resolved, and what there is to say of it; raises nothing."""
+    run, findings = run.model_copy(deep=True), Findings()
+    _fill_in(run, findings)
+    resolve_sources(run.orchestrator, findings, run.trainer.full_vocabulary_scores)
+    _resolve_capture(run, findings)
+    _check_inference(run.inference, findings)
+    _check_orchestrator(run.orchestrator, findings)
+    _check_trainer(run.trainer, findings)
+    _check_lengths(run, findings)
+    _check_ports(run, findings)
+    if run.inference.model is None:  # said once is enough: the others take it
+        takers = (("trainer", "model"), ("orchestrator", "tokenizer"))
+        findings.problems = [problem for problem in findings.problems if problem.path not in takers]
+    return run, findings
 
 
 def resolve_run(run: RunSettings) -> RunSettings:
@@ -52,19 +60,8 @@ def resolve_run(run: RunSettings) -> RunSettings:
     Raises:
         SettingsError: all problems that were found.
     """
-    run, findings = run.model_copy(deep=True), Findings()
-    _fill_in(run, findings)
-    _resolve_sources(run.orchestrator, findings)
-    _resolve_capture(run, findings)
-    _check_inference(run.inference, findings)
-    _check_orchestrator(run.orchestrator, findings)
-    _check_trainer(run.trainer, findings)
-    _check_lengths(run, findings)
-    _check_ports(run, findings)
-    if run.inference.model is None:  # said once is enough: the others take it
-        takers = (("trainer", "model"), ("orchestrator", "tokenizer"))
-        findings.problems = [problem for problem in findings.problems if problem.path not in takers]
-    findings.finish()
+    run, findings = examine_run(run)
+    _finish(findings)
     return run
 
 
@@ -72,16 +69,16 @@ def resolve_inference(settings: InferenceSettings) -> InferenceSettings:
     """An inference server that is started alone; raises SettingsError."""
     settings, findings = settings.model_copy(deep=True), Findings()
     _check_inference(settings, findings)
-    findings.finish()
+    _finish(findings)
     return settings
 
 
 def resolve_orchestrator(settings: OrchestratorSettings) -> OrchestratorSettings:
     """An orchestrator that is started alone: complete sampling for each source; raises SettingsError."""
     settings, findings = settings.model_copy(deep=True), Findings()
-    _resolve_sources(settings, findings)
+    resolve_sources(settings, findings, None)
     _check_orchestrator(settings, findings)
-    findings.finish()
+    _finish(findings)
     return settings
 
 
@@ -89,16 +86,8 @@ def resolve_trainer(settings: TrainerSettings) -> TrainerSettings:
     """A trainer that is started alone; raises SettingsError."""
     settings, findings = settings.model_copy(deep=True), Findings()
     _check_trainer(settings, findings)
-    findings.finish()
+    _finish(findings)
     return settings
-
-
-def policy_sources(settings: OrchestratorSettings) -> Iterator[tuple[int, SourceSettings]]:
-    """The sources whose rollouts are sampled by the policy, with their positions: so far, all of them.
-
-    Sources with a frozen external generator will be left out here, being exempt from the rules of sampling.
-    """
-    yield from enumerate(settings.train.source)
 
 
 def reachable(host: str, port: int) -> str:
@@ -137,26 +126,6 @@ def _fill_in(run: RunSettings, findings: Findings) -> None:
         findings.problems.append(Problem(("orchestrator", "inference_api_key"), why))
 
 
-def _resolve_sources(settings: OrchestratorSettings, findings: Findings) -> None:
-    for index, source in policy_sources(settings):
-        table: Path = (*SOURCES, index, "sampling")
-        sampling = inherit(source.sampling, settings.train.sampling)
-        for problem in check_sampling(sampling):
-            wrote_it = table if _sets(source.sampling, problem.path) else SHARED_SAMPLING
-            findings.problems.append(replace(problem, path=(*wrote_it, *problem.path)))
-        assert sampling.top_k is not None
-        sampling.top_k, note = bounded_top_k(sampling.top_k, limits(sampling))
-        if note is not None:
-            findings.notes.append(Problem((*table, "top_k"), note))
-        source.sampling = sampling
-
-
-def _sets(sampling: SamplingSettings, path: Path) -> bool:
-    """Does this table itself set that parameter, rather than inherit it?"""
-    value = getattr(sampling, str(path[0]))
-    return path[1] in value if len(path) > 1 else value is not None
-
-
 def _resolve_capture(run: RunSettings, findings: Findings) -> None:
     truncating = [source.name for _, source in policy_sources(run.orchestrator) if limits(source.sampling)]
     if not truncating:
@@ -172,14 +141,15 @@ def _resolve_capture(run: RunSettings, findings: Findings) -> None:
 
 
 def _check_inference(settings: InferenceSettings, findings: Findings) -> None:
-    findings.require("inference", settings, model="name a directory, or give a run a [warm_start]")
+    _require(findings, "inference", settings, model="name a directory, or give a run a [warm_start]")
     own_capture = settings.enable_return_sampling_mask and settings.capture != "native"
     for problem in check_engine_arguments(settings.vllm, own_capture):
         findings.problems.append(replace(problem, path=("inference", "vllm", *problem.path)))
 
 
 def _check_orchestrator(settings: OrchestratorSettings, findings: Findings) -> None:
-    findings.require(
+    _require(
+        findings,
         "orchestrator",
         settings,
         inference_urls='name the servers, such as ["http://127.0.0.1:8000"]',
@@ -187,16 +157,11 @@ def _check_orchestrator(settings: OrchestratorSettings, findings: Findings) -> N
         tokenizer="name the directory of the model's tokenizer",
         output_dir="name the directory for metrics.jsonl",
     )
-    seen: dict[str, int] = {}
-    for index, source in enumerate(settings.train.source):
-        first = seen.setdefault(source.name, index)
-        if first != index:
-            why = f"is the name of source[{first}] too, and metrics go by name; choose another"
-            findings.problems.append(Problem((*SOURCES, index, "name"), why, source.name))
 
 
 def _check_trainer(settings: TrainerSettings, findings: Findings) -> None:
-    findings.require(
+    _require(
+        findings,
         "trainer",
         settings,
         model="name the directory of the model to start from",
@@ -209,6 +174,12 @@ def _check_lengths(run: RunSettings, findings: Findings) -> None:
     """A sequence is a prompt of at least one token and a completion: it must fit the engine and a row."""
     rows, context = run.trainer.row_tokens, run.inference.vllm.get("max_model_len")
     context = context if type(context) is int else None
+    for evaluated in run.orchestrator.eval.source:
+        most = evaluated.sampling.max_tokens
+        if most is not None and context is not None and most >= context:
+            why = f"leaves no room for a prompt beside max_tokens = {most} (eval {evaluated.name})"
+            problem = f"{why}; raise it or lower that"
+            findings.problems.append(Problem(("inference", "vllm", "max_model_len"), problem, context))
     for _, source in policy_sources(run.orchestrator):
         most, way_out = source.sampling.max_tokens, f"({source.name}); raise it or lower that"
         if most is not None and context is not None and most >= context:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import Problem
 from .inference import CAPTURE_WIDTH
-from .orchestrator import SamplingSettings
+from .rollout_sources import SamplingSettings
 from .schema import has_null
 from .suggest import suggestion
 
@@ -68,6 +68,35 @@ def check_sampling(s: SamplingSettings) -> list[Problem]:
         *check_seed(s.seed),
         *check_extra_body(s.extra_body, s.max_tokens),
     ]
+
+
+def check_unreplayed_sampling(s: SamplingSettings, *, ours: bool) -> list[Problem]:
+    """The rules of sampling that nobody replays: evaluation, and frozen generators.
+
+    Anything may be sampled, greedily too; refused is what no server takes, or what has its own setting.
+
+    Args:
+        s: Unset values are not looked at.
+        ours: It goes to our own inference servers, whose requests have keys that a user must not set.
+    """
+    problems = [*check_max_tokens(s.max_tokens), *check_seed(s.seed)]
+    if s.temperature is not None and not 0 <= s.temperature <= MAX_TEMPERATURE:
+        problems.append(Problem(("temperature",), f"must be 0.0 to {MAX_TEMPERATURE}", s.temperature))
+    if s.top_p is not None:
+        problems += check_top_p(s.top_p)
+    if s.top_k is not None and s.top_k < -1:
+        problems.append(Problem(("top_k",), "must be at least 1; -1 switches it off", s.top_k))
+    if s.min_p is not None:
+        problems += check_min_p(s.min_p)
+    for name, value in s.extra_body.items():
+        path = ("extra_body", name)
+        if has_null(value):
+            problems.append(Problem(path, "holds a null, which TOML has not; leave it out for the default"))
+        elif name in ELSEWHERE:
+            problems.append(Problem(path, f"does not belong here; {ELSEWHERE[name]}", value))
+        elif ours and name in OURS:
+            problems.append(Problem(path, f"is decided by Keptset: {OURS[name]}; remove it", value))
+    return problems
 
 
 def check_temperature(temperature: float) -> list[Problem]:

@@ -115,6 +115,10 @@ class TrainerSettings(Table):
     entropy: Annotated[Annotated[float, Field(gt=0, lt=1)] | Literal["full"] | None, OFF] = "full"
     """The entropy diagnostic: over every position ("full"), a share of them, or "off"."""
 
+    full_vocabulary_scores: bool = False
+    """Also give, with each step's result, the logprob over the whole vocabulary of every token trained on.
+    Then opd, opsd and reference_kl work under truncation: they compare that one with the reference."""
+
     max_batch_bytes: int = Field(default=1 << 30, ge=1)
     """The largest batch that ingest accepts."""
 

@@ -1,6 +1,6 @@
 """Collects rollouts, checks their kept sets, and drives trainer and inference step by step."""
 
-from .environments import Environment, ReverseText
+from .environments import Arithmetic, Calculator, Environment, MultiTurn, ReverseText, WordProblems
 from .errors import (
     AnswerError,
     EnvironmentFaultError,
@@ -15,14 +15,18 @@ from .tokenizer import ChatTokenizer
 
 __all__ = [
     "AnswerError",
+    "Arithmetic",
+    "Calculator",
     "ChatTokenizer",
     "Environment",
     "EnvironmentFaultError",
+    "MultiTurn",
     "OrchestratorError",
     "PeerMismatchError",
     "PeerRefusedError",
     "PeerUnavailableError",
     "ReverseText",
     "RolloutFailedError",
+    "WordProblems",
     "run",
 ]

@@ -14,15 +14,18 @@ from .errors import AnswerError
 
 @dataclass(frozen=True)
 class Completion:
-    """One checked choice.
+    """One checked choice, or several turns of them with the context between.
 
     Attributes:
         token_ids: int32 [T], as sampled, the token that ended it included.
-        logprobs: float32 [T], processed: finite and <= 0.
-        kept: The kept sets of the T tokens; None if the source does not truncate.
-        finish_reason: "stop" or "length".
+        logprobs: float32 [T], processed: finite and <= 0; 0 on context, and throughout if a frozen generator
+            said it.
+        kept: The kept sets of the T tokens, with count 0 on context; None if the source does not truncate.
+        finish_reason: "stop" or "length", of the last turn.
         stop_token_id: The stop token that ended it, if one did that is not the eos token.
-        weight_versions: (version, start, end) over the T tokens, without gaps.
+        weight_versions: (version, start, end) over the sampled tokens; none if a frozen generator said it.
+        sampled: bool [T], False on context between turns; None: every token was sampled.
+        reference: float32 [T], what a reference says of the sampled tokens; None if it was not asked.
     """
 
     token_ids: NDArray[np.int32]
@@ -31,6 +34,20 @@ class Completion:
     finish_reason: str
     stop_token_id: int | None
     weight_versions: list[tuple[int, int, int]]
+    sampled: NDArray[np.bool_] | None = None
+    reference: NDArray[np.float32] | None = None
+
+    @property
+    def is_sampled(self) -> NDArray[np.bool_]:
+        """[T]; True where a token was sampled, False on context."""
+        return np.ones(len(self.token_ids), bool) if self.sampled is None else self.sampled
+
+    def last_turn(self) -> list[int]:
+        """The ids of the last turn."""
+        context = np.flatnonzero(~self.is_sampled)
+        start = int(context[-1]) + 1 if len(context) else 0
+        ids: list[int] = self.token_ids[start:].tolist()
+        return ids
 
 
 def check_answer(

@@ -1,65 +1,126 @@
-"""From groups to the batch of a step: advantages, arrays aligned with the tokens, the batch's metrics."""
+"""From groups to the samples of a step: advantages, and arrays aligned with the tokens."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from kept_tokens.messages import TrainingSample, check_samples
+from kept_tokens.messages import (
+    CROSS_ENTROPY,
+    POLICY_GRADIENT,
+    TrainingSample,
+    check_samples,
+    cut_sample,
+)
 
-from .advantages import group_advantages
+from .algorithms import reference_advantages
 from .arrival import Completion
 from .rollouts import Group
 from .sources import Prompt
 
 
-def build_samples(groups: Sequence[Group], *, normalize_std: bool, vocab_size: int) -> list[TrainingSample]:
+@dataclass(frozen=True)
+class Built:
+    """One rollout as a sample.
+
+    Attributes:
+        prompt: What was asked.
+        completion: As it arrived.
+        reward: Of the environment.
+        advantage: Of the rollout in its group.
+        sample: What the trainer would get.
+        cut: Tokens at its end that did not fit.
+    """
+
+    prompt: Prompt
+    completion: Completion
+    reward: float
+    advantage: float
+    sample: TrainingSample
+    cut: int = 0
+
+
+def build_samples(
+    groups: Sequence[Group],
+    *,
+    vocab_size: int,
+    full_scores: bool = False,
+    row_tokens: int | None = None,
+) -> list[Built]:
     """A sample for every rollout, group by group, checked as the trainer will check them.
 
     Args:
         groups: Of one step.
-        normalize_std: See `group_advantages`.
         vocab_size: Of the model.
+        full_scores: The trainer compares with the reference itself, over the whole vocabulary.
+        row_tokens: What a frozen generator said beyond this is cut off; None: nothing is.
 
     Raises:
         KeptTokensError: a sample breaks a rule; the text names sample and position.
+        ValueError: rewards that the algorithm cannot take; the text names the group.
     """
-    samples: list[TrainingSample] = []
+    built: list[Built] = []
     for group in groups:
-        advantages = group_advantages(np.asarray(group.rewards), normalize_std=normalize_std)
+        try:
+            advantages = group.prompt.source.algorithm.advantages(np.asarray(group.rewards, np.float64))
+        except ValueError as error:
+            raise ValueError(f"group {group.prompt.group}: {error}") from error
         for index, completion in enumerate(group.completions):
-            samples.append(build_sample(group.prompt, index, completion, float(advantages[index])))
-    check_samples(samples, vocab_size)
-    return samples
+            advantage = float(advantages[index])
+            sample = build_sample(group.prompt, index, completion, advantage, full_scores)
+            cut = 0
+            if row_tokens is not None and group.prompt.source.frozen is not None:
+                cut = max(0, sample.num_tokens - row_tokens)
+                sample = cut_sample(sample, 0, sample.num_tokens - cut)
+            reward = group.rewards[index]
+            built.append(Built(group.prompt, completion, reward, advantage, sample, cut))
+    check_samples([one.sample for one in built], vocab_size)
+    return built
 
 
-def build_sample(prompt: Prompt, index: int, completion: Completion, advantage: float) -> TrainingSample:
-    """Prompt and completion as one sequence.
+def build_sample(
+    prompt: Prompt, index: int, completion: Completion, advantage: float, full_scores: bool = False
+) -> TrainingSample:
+    """Prompt and rollout as one sequence.
 
-    Every completion token is trained on, the one that ended it included; the prompt has loss mask, logprob
-    and kept counts of 0. The advantage is that of the whole rollout, the same at each of its tokens.
+    Every sampled token is trained on, the one that ended a turn included; the prompt and context between
+    turns have loss mask, logprob and kept counts of 0. The advantage is that of the whole rollout, the same
+    at each of its tokens, plus what a reference says of each.
 
     Args:
         prompt: What was asked.
         index: Of the rollout in its group.
         completion: As it arrived.
-        advantage: Of the rollout.
+        advantage: Of the rollout; with cross-entropy its weight.
+        full_scores: Leave the comparison with the reference to the trainer, which has the policy's logprobs
+            over the whole vocabulary. Without it the rollout's are taken, which are the same where nothing
+            truncates.
     """
-    before, sampled = len(prompt.token_ids), len(completion.token_ids)
-    total = before + sampled
+    before, after = len(prompt.token_ids), len(completion.token_ids)
+    total, algorithm = before + after, prompt.source.algorithm
 
-    def on_completion(values: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
+    def behind(values: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
         row: NDArray[Any] = np.zeros(total, dtype)
         row[before:] = values
         return row
 
+    advantages = np.where(completion.is_sampled, np.float32(advantage), np.float32(0))
+    reference: NDArray[np.float32] | None = None
+    if completion.reference is not None:
+        if full_scores:
+            reference = behind(completion.reference, np.float32)
+        else:
+            advantages = advantages + reference_advantages(
+                completion.reference, completion.logprobs, algorithm.reference_weight
+            )
     return TrainingSample.build(
         token_ids=np.concatenate([np.asarray(prompt.token_ids, np.int32), completion.token_ids]),
-        loss_mask=on_completion(1, np.uint8),
-        logprobs=on_completion(completion.logprobs, np.float32),
+        loss_mask=behind(completion.is_sampled, np.uint8),
+        logprobs=behind(completion.logprobs, np.float32),
         temperatures=np.full(total, prompt.source.temperature, np.float32),
-        advantages=on_completion(advantage, np.float32),
+        advantages=behind(advantages, np.float32),
         kept=None if completion.kept is None else completion.kept.pad_tokens(left=before),
         must_have_masks=prompt.source.truncates,
         source=prompt.source.name,
@@ -68,33 +129,7 @@ def build_sample(prompt: Prompt, index: int, completion: Completion, advantage: 
         weight_versions=[
             (version, before + start, before + end) for version, start, end in completion.weight_versions
         ],
+        objective=CROSS_ENTROPY if algorithm.cross_entropy else POLICY_GRADIENT,
+        reference_logprobs=reference,
+        reference_weight=0.0 if reference is None else algorithm.reference_weight,
     )
-
-
-def rollout_metrics(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict[str, float]:
-    """What a step's row says of its rollouts.
-
-    `rollout/trainable_share` is the share of samples, among those with tokens to train on, whose advantage is
-    not zero. With several sources there is also the mean reward of each.
-    """
-    rewards = np.concatenate([group.rewards for group in groups])
-    completions = [completion for group in groups for completion in group.completions]
-    lengths = np.array([len(completion.token_ids) for completion in completions])
-    cut = np.array([completion.finish_reason == "length" for completion in completions])
-    trained = [sample for sample, length in zip(samples, lengths, strict=True) if length]
-    moving = sum(bool(sample.arrays().advantages.any()) for sample in trained)
-    metrics = {
-        "reward/mean": float(rewards.mean()),
-        "reward/max": float(rewards.max()),
-        "reward/min": float(rewards.min()),
-        "rollout/trainable_share": moving / len(trained) if trained else 0.0,
-        "rollout/tokens": float(lengths.sum()),
-        "rollout/length_mean": float(lengths.mean()),
-        "rollout/truncated_share": float(cut.mean()),
-    }
-    names = list(dict.fromkeys(group.prompt.source.name for group in groups))
-    if len(names) > 1:
-        for name in names:
-            of_source = [group.rewards for group in groups if group.prompt.source.name == name]
-            metrics[f"source/{name}/reward/mean"] = float(np.concatenate(of_source).mean())
-    return metrics

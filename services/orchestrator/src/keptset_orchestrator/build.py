@@ -1,34 +1,90 @@
 """From settings to the sources of a run."""
 
-from keptset_settings import OrchestratorSettings, SamplingSettings, is_truncating
+import httpx
 
+from keptset_settings import (
+    EvalSourceSettings,
+    FrozenGenerator,
+    OrchestratorSettings,
+    SamplingSettings,
+    SourceSettings,
+    is_truncating,
+)
+
+from .algorithms import make_algorithm
+from .endpoints import Endpoint
 from .environments import make_environment
-from .sources import Source, share_prompts
+from .evaluation import Evaluation
+from .filters import make_filters
+from .sources import Source, derive_seed, share_prompts
 
 
-def build_sources(settings: OrchestratorSettings) -> list[Source]:
-    """The sources of a run; the settings are resolved, so that each has its sampling in full.
+def build_sources(settings: OrchestratorSettings, vocab_size: int, client: httpx.AsyncClient) -> list[Source]:
+    """The sources of a run; the settings are resolved, so that each has everything that it inherits.
+
+    Args:
+        settings: Resolved.
+        vocab_size: Of the model.
+        client: For endpoints that are not ours.
 
     Raises:
-        ValueError: a source would get no prompt of a step.
+        ValueError: a source would get no prompt of a step, or an API key is not there.
     """
     train = settings.train
     shares = share_prompts(train.prompts_per_step, [source.ratio for source in train.source])
-    sources: list[Source] = []
-    for source, share in zip(train.source, shares, strict=True):
-        sampling = source.sampling
-        sources.append(
-            Source(
-                name=source.name,
-                environment=make_environment(source.environment),
-                sampling=request_parameters(sampling),
-                truncates=is_truncating(sampling),
-                prompts=share,
-                prompt_seed=settings.seed,
-                sampling_seed=settings.seed if sampling.seed is None else sampling.seed,
-            )
-        )
-    return sources
+    return [
+        _source(source, share, settings.seed, vocab_size, client)
+        for source, share in zip(train.source, shares, strict=True)
+    ]
+
+
+def _source(
+    settings: SourceSettings, share: int, seed: int, vocab_size: int, client: httpx.AsyncClient
+) -> Source:
+    sampling, generator = settings.sampling, settings.generator
+    assert settings.algorithm is not None
+    assert settings.group_size is not None
+    frozen = None
+    if isinstance(generator, FrozenGenerator):
+        frozen = Endpoint("frozen generator", generator, client)
+    reference = None
+    if settings.reference is not None and make_algorithm(settings.algorithm).reference_weight > 0:
+        reference = Endpoint("reference", settings.reference, client)
+    return Source(
+        name=settings.name,
+        environment=make_environment(settings.environment),
+        sampling=request_parameters(sampling),
+        truncates=frozen is None and is_truncating(sampling),
+        prompts=share,
+        prompt_seed=seed,
+        sampling_seed=seed if sampling.seed is None else sampling.seed,
+        group_size=settings.group_size,
+        algorithm=make_algorithm(settings.algorithm),
+        frozen=frozen,
+        reference=reference,
+        filters=make_filters(settings.filter or [], vocab_size),
+    )
+
+
+def build_evaluations(settings: OrchestratorSettings) -> list[Evaluation]:
+    """What is evaluated; the settings are resolved."""
+    return [_evaluation(source, settings.seed) for source in settings.eval.source]
+
+
+def _evaluation(settings: EvalSourceSettings, seed: int) -> Evaluation:
+    sampling = settings.sampling
+    source = Source(
+        name=settings.name,
+        environment=make_environment(settings.environment),
+        sampling=request_parameters(sampling),
+        truncates=is_truncating(sampling),
+        prompts=settings.examples,
+        prompt_seed=derive_seed(seed, 0, 0),  # far from that of training
+        sampling_seed=seed if sampling.seed is None else sampling.seed,
+        group_size=settings.group_size,
+        evaluated=True,
+    )
+    return Evaluation(source, settings.interval, settings.pass_reward)
 
 
 def request_parameters(sampling: SamplingSettings) -> dict[str, object]:

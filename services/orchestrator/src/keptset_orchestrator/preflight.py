@@ -39,6 +39,29 @@ def check_server(
             )
 
 
+def check_trainer(name: str, trainer: TrainerStatus, sources: Sequence[Source]) -> None:
+    """The trainer can do what the sources' algorithms want of it.
+
+    Raises:
+        PeerMismatchError: naming trainer and source, with the way out.
+    """
+    for source in sources:
+        compares = source.algorithm.reference_weight > 0
+        if source.algorithm.cross_entropy and trainer.full_vocabulary_scores is None:
+            raise PeerMismatchError(
+                f"{name} (version {trainer.version}) knows no objectives, but source {source.name!r} trains "
+                "by "
+                "cross-entropy: start a trainer of this version"
+            )
+        if compares and source.truncates and not trainer.full_vocabulary_scores:
+            raise PeerMismatchError(
+                f"{name} gives no logprobs over the whole vocabulary, but source {source.name!r} truncates "
+                "and "
+                "compares with a reference: set trainer.full_vocabulary_scores = true, or sample without "
+                "truncation"
+            )
+
+
 def check_lengths(prompts: Sequence[Prompt], max_model_len: int, row_tokens: int | None) -> None:
     """Every prompt leaves room for its longest completion, in the engine and in a row of the trainer.
 
@@ -52,6 +75,14 @@ def check_lengths(prompts: Sequence[Prompt], max_model_len: int, row_tokens: int
     """
     for prompt in prompts:
         length, max_tokens = len(prompt.token_ids), prompt.source.sampling.get("max_tokens")
+        if prompt.source.frozen is not None:  # what it says is cut to the row; something must be left of it
+            if row_tokens is not None and length >= row_tokens:
+                raise OrchestratorError(
+                    f"prompt {prompt.group} has {length} tokens and leaves no room for a rollout in a row "
+                    "of the "
+                    f"trainer's (row_tokens {row_tokens}): raise trainer.row_tokens"
+                )
+            continue
         longest = max_model_len if max_tokens is None else length + max_tokens
         if longest > max_model_len or length >= max_model_len:
             raise OrchestratorError(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-State = Literal["starting", "rollout", "train", "weights", "done", "failed"]
+State = Literal["starting", "rollout", "train", "weights", "eval", "done", "failed"]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What the row of a step says of its rollouts, on disk before the batch leaves.
+"""What the row of a step says of its rollouts, and the rollouts themselves, on disk before the batch leaves.
 
 The trainer keeps an accepted batch, so a run that was killed after handing one in does not sample that step
 again; the reward statistics for its row are here.
@@ -32,6 +32,9 @@ class RolloutRecord(msgspec.Struct):
 class RolloutRecords:
     """Records in `directory`, a file for each batch that was tried: a step may have been sampled twice.
 
+    Beside step-N-HASH.json, which goes when the row is written, lies step-N-HASH.jsonl with a line a rollout,
+    which stays.
+
     Args:
         directory: Created if it is not there.
     """
@@ -40,9 +43,10 @@ class RolloutRecords:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
 
-    def write(self, record: RolloutRecord) -> None:
-        """After the return the record survives a crash."""
+    def write(self, record: RolloutRecord, lines: bytes = b"") -> None:
+        """After the return the record survives a crash, and so do the lines of its rollouts."""
         path = self.directory / f"step-{record.step:06d}-{record.content_hash}.json"
+        write_durably(path.with_suffix(".jsonl"), lines)
         write_durably(path, msgspec.json.encode(record))
 
     def find(self, step: int, content_hash: str | None = None) -> RolloutRecord | None:
@@ -72,7 +76,8 @@ class RolloutRecords:
 
     def keep_only(self, step: int, content_hash: str) -> None:
         """The trainer has accepted this batch: forget the step's others."""
-        self._remove(path for path in self._paths(step) if not path.stem.endswith(f"-{content_hash}"))
+        every = self.directory.glob(f"step-{step:06d}-*.json*")
+        self._remove(path for path in every if not path.stem.endswith(f"-{content_hash}"))
 
     def forget_through(self, step: int) -> None:
         """The rows of these steps are written: their records have served."""

@@ -1,24 +1,33 @@
-"""Collects the rollouts of a step: one request a prompt, all of its rollouts in it.
+"""Collects the rollouts of a step: all rollouts of a prompt together, turn by turn.
 
-One request with n = group size, rather than a request a rollout: the prompt is sent and prefilled once, and a
-group is sampled by one server, repeated or given up as a whole, so that its mean is never that of fewer
-rollouts. Load is balanced by groups, which is fine as long as a step has more prompts than there are servers.
+The policy's first turn is one request with n = group size, rather than a request a rollout: the prompt is
+sent and prefilled once, and a group is sampled by one server, repeated or given up as a whole, so that its
+mean is never that of fewer rollouts. Load is balanced by groups, which is fine as long as a step has more
+prompts than there are servers. Further turns, and a frozen generator's, are a request each.
 """
 
 import asyncio
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
 
 from .arrival import Completion, check_answer
+from .endpoints import Endpoint, score_tokens
+from .environments import MultiTurn
 from .errors import EnvironmentFaultError, RolloutFailedError
 from .fleet import Fleet
 from .inference import InferenceServer
 from .peers import TransientError
-from .sources import Prompt
+from .reference import of_sampled_tokens, prompt_of_reference
+from .sources import Prompt, derive_seed
 from .together import together
 from .tokenizer import ChatTokenizer
+from .turns import follow
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,15 +54,15 @@ class Attempts:
 
 @dataclass(frozen=True)
 class RolloutCollector:
-    """Samples groups with a fleet of servers.
+    """Samples groups with a fleet of servers, and with the frozen generators of the sources.
 
     Attributes:
-        fleet: Who samples.
-        tokenizer: Decodes completions for their rewards.
-        group_size: Rollouts of a prompt.
+        fleet: Who samples for the policy.
+        tokenizer: Decodes completions for their rewards, and encodes what others say.
         vocab_size: Of the model; every id is below it.
-        concurrency: Requests in flight over all servers.
-        attempts: At one group, before the run stops.
+        room: The most tokens of one sequence: a rollout ends before a turn that might not fit.
+        concurrency: Requests in flight over all inference servers, and at each other endpoint.
+        attempts: At one request, before the run stops.
         seconds: For one request.
         run_id: Begins every request id, so that two runs on one server do not meet.
         backoff: Seconds before the second attempt; doubled before each further one, 10 at most.
@@ -61,14 +70,15 @@ class RolloutCollector:
 
     fleet: Fleet
     tokenizer: ChatTokenizer
-    group_size: int
     vocab_size: int
+    room: int
     concurrency: int
     attempts: int
     seconds: float
     run_id: str
     backoff: float = 0.2
     counts: Attempts = field(default_factory=Attempts)
+    _slots: dict[Endpoint | None, asyncio.Semaphore] = field(default_factory=dict)
 
     async def collect(self, prompts: Sequence[Prompt], weight_version: int) -> list[Group]:
         """The groups of all prompts, in their order.
@@ -76,55 +86,192 @@ class RolloutCollector:
         Raises:
             OrchestratorError: of the first group that cannot be had or breaks a rule; others are cancelled.
         """
-        slots = asyncio.Semaphore(self.concurrency)
+        return await together(self._group(prompt, weight_version) for prompt in prompts)
 
-        async def one(prompt: Prompt) -> Group:
-            async with slots:
-                completions = await self._sample(prompt, weight_version)
-            return await asyncio.to_thread(self._reward, prompt, completions)
+    async def _group(self, prompt: Prompt, weight_version: int) -> Group:
+        size = prompt.source.group_size
+        if prompt.source.frozen is not None:
+            completions = await together(
+                self._frozen_rollout(prompt, prompt.source.frozen, index) for index in range(size)
+            )
+        else:
+            first = await self._sample(
+                prompt, prompt.token_ids, size, prompt.seed, prompt.group, weight_version
+            )
+            completions = await together(
+                self._go_on(prompt, index, one, weight_version) for index, one in enumerate(first)
+            )
+        if prompt.source.algorithm.reference_weight > 0:
+            before = prompt_of_reference(prompt, self.tokenizer)
+            completions = await together(
+                self._score(prompt, before, index, one) for index, one in enumerate(completions)
+            )
+        return await asyncio.to_thread(self._reward, prompt, completions)
 
-        return await together(one(prompt) for prompt in prompts)
+    async def _sample(
+        self, prompt: Prompt, token_ids: list[int], n: int, seed: int, name: str, weight_version: int
+    ) -> list[Completion]:
+        """`n` completions of some ids by the policy, checked; `name` is that of the request."""
+        source = prompt.source
 
-    async def _sample(self, prompt: Prompt, weight_version: int) -> list[Completion]:
-        failed_at: InferenceServer | None = None
-        failures: list[str] = []
-        for attempt in range(1, self.attempts + 1):
-            if attempt > 1:
-                await asyncio.sleep(min(10.0, self.backoff * 2 ** (attempt - 2)))
-            server = await self.fleet.pick(avoid=failed_at)
-            request_id = f"{self.run_id}-{prompt.group.replace('/', '-')}-{attempt}"
-            what = f"request {request_id} (source {prompt.source.name})"
-            self.counts.total += 1
-            try:
-                answer = await server.generate(
-                    generate_body(prompt, self.group_size, request_id), seconds=self.seconds, what=what
-                )
-            except TransientError as error:
-                self.counts.failed += 1
-                failures.append(str(error))
-                failed_at = server
-                if error.lost:
-                    self.fleet.report_loss(server)
-                continue
+        async def once(server: InferenceServer, request_id: str, what: str) -> list[Completion]:
+            body = generate_body(prompt, token_ids, n, seed, request_id)
+            answer = await server.generate(body, seconds=self.seconds, what=what)
             return await asyncio.to_thread(
                 check_answer,
                 answer,
                 where=f"{server.name}: {what}",
                 request_id=request_id,
-                choices=self.group_size,
+                choices=n,
                 vocab_size=self.vocab_size,
-                truncates=prompt.source.truncates,
+                truncates=source.truncates and not source.evaluated,
                 weight_version=weight_version,
             )
+
+        return await self._by_fleet(prompt, name, once)
+
+    async def _by_fleet(
+        self,
+        prompt: Prompt,
+        name: str,
+        once: Callable[[InferenceServer, str, str], Awaitable[T]],
+    ) -> T:
+        """A request to whichever server has the fewest; another attempt goes to another server if it can."""
+        failed_at: InferenceServer | None = None
+
+        async def attempt(number: int) -> T:
+            nonlocal failed_at
+            server = await self.fleet.pick(avoid=failed_at)
+            request_id = f"{self.run_id}-{name.replace('/', '-')}-{number}"
+            try:
+                return await once(server, request_id, f"request {request_id} (source {prompt.source.name})")
+            except TransientError as error:
+                failed_at = server
+                if error.lost:
+                    self.fleet.report_loss(server)
+                raise
+
+        return await self._patiently(None, f"group {prompt.group}", attempt)
+
+    async def _patiently(self, at: Endpoint | None, what: str, attempt: Callable[[int], Awaitable[T]]) -> T:
+        """Repeat an attempt while it fails transiently; takes a slot of the fleet (None) or of an
+        endpoint.
+        """
+        slots = self._slots.setdefault(at, asyncio.Semaphore(self.concurrency))
+        async with slots:
+            for number in range(1, self.attempts + 1):
+                if number > 1:
+                    await asyncio.sleep(min(10.0, self.backoff * 2 ** (number - 2)))
+                self.counts.total += 1
+                try:
+                    return await attempt(number)
+                except TransientError as error:
+                    self.counts.failed += 1
+                    failure = str(error)
         raise RolloutFailedError(
-            f"group {prompt.group}: {self.attempts} attempts failed (request_attempts); "
-            f"the last: {failures[-1]}"
+            f"{what}: {self.attempts} attempts failed (request_attempts); the last: {failure}"
         )
+
+    async def _go_on(
+        self, prompt: Prompt, index: int, rollout: Completion, weight_version: int
+    ) -> Completion:
+        """The further turns of one rollout of the policy, while the environment answers it."""
+        texts = [self._text_of_last_turn(rollout)]
+        while rollout.finish_reason == "stop":
+            reply = await self._reply(prompt, index, texts)
+            if reply is None:
+                break
+            last = int(rollout.token_ids[-1]) if len(rollout.token_ids) else None
+            context = self.tokenizer.encode_reply(last, reply)
+            so_far = [*prompt.token_ids, *rollout.token_ids.tolist(), *context]
+            if len(so_far) + (prompt.source.sampling.get("max_tokens") or 1) > self.room:
+                return replace(rollout, finish_reason="length")
+            turn = len(texts)
+            seed = derive_seed(prompt.seed, index, turn)
+            name = f"{prompt.group}/{index}/turn-{turn}"
+            (said,) = await self._sample(prompt, so_far, 1, seed, name, weight_version)
+            rollout = follow(rollout, context, said)
+            texts.append(self._text_of_last_turn(said))
+        return rollout
+
+    async def _frozen_rollout(self, prompt: Prompt, endpoint: Endpoint, index: int) -> Completion:
+        """One rollout of a frozen generator: what it says, tokenised here, with no logprobs and no masks."""
+        messages, texts = list(prompt.messages), list[str]()
+        rollout: Completion | None = None
+        context: list[int] = []
+        while True:
+            turn = len(texts)
+            parameters = {**prompt.source.sampling, "seed": derive_seed(prompt.seed, index, turn)}
+            what = f"rollout {prompt.group}/{index}, turn {turn} (source {prompt.source.name})"
+
+            async def once(
+                _: int,
+                messages: list[dict[str, str]] = messages,
+                parameters: dict[str, Any] = parameters,
+                what: str = what,
+            ) -> tuple[str, str]:
+                return await endpoint.chat(messages, parameters, seconds=self.seconds, what=what)
+
+            text, finish_reason = await self._patiently(endpoint, f"rollout {prompt.group}/{index}", once)
+            said = self._as_said(text, finish_reason)
+            rollout = said if rollout is None else follow(rollout, context, said)
+            texts.append(text)
+            reply = await self._reply(prompt, index, texts) if finish_reason == "stop" else None
+            if reply is None:
+                return rollout
+            context = self.tokenizer.encode_reply(self.tokenizer.eos_token_id, reply)
+            messages = [*messages, {"role": "assistant", "content": text}, *reply]
+
+    def _as_said(self, text: str, finish_reason: str) -> Completion:
+        ids = self.tokenizer.encode_as_said(text)
+        if finish_reason == "stop" and self.tokenizer.eos_token_id is not None:
+            ids.append(self.tokenizer.eos_token_id)
+        token_ids = np.array(ids, np.int32)
+        return Completion(token_ids, np.zeros(len(ids), np.float32), None, finish_reason, None, [])
+
+    async def _score(
+        self, prompt: Prompt, before: list[int], index: int, completion: Completion
+    ) -> Completion:
+        """The completion with what the reference says of its tokens."""
+        token_ids = [*before, *completion.token_ids.tolist()]
+        endpoint, name = prompt.source.reference, f"{prompt.group}/{index}/reference"
+        if prompt.source.algorithm.hint is not None:
+
+            async def at_server(server: InferenceServer, request_id: str, what: str) -> Any:
+                return await score_tokens(
+                    server, "/v1/completions", None, token_ids, seconds=self.seconds, what=what
+                )
+
+            scores = await self._by_fleet(prompt, name, at_server)
+        else:
+            assert endpoint is not None, "the settings name a reference"
+            what = f"rollout {prompt.group}/{index} (source {prompt.source.name})"
+
+            async def once(_: int) -> Any:
+                return await endpoint.score(token_ids, seconds=self.seconds, what=what)
+
+            scores = await self._patiently(endpoint, f"reference of rollout {prompt.group}/{index}", once)
+        return replace(completion, reference=of_sampled_tokens(scores, before, completion))
+
+    def _text_of_last_turn(self, completion: Completion) -> str:
+        return self.tokenizer.completion_text(completion.last_turn(), completion.stop_token_id)
+
+    async def _reply(self, prompt: Prompt, index: int, texts: list[str]) -> list[dict[str, str]] | None:
+        environment = prompt.source.environment
+        if not isinstance(environment, MultiTurn):
+            return None
+        try:
+            return await asyncio.to_thread(environment.reply, prompt.example, texts)
+        except Exception as error:
+            raise EnvironmentFaultError(
+                f"environment of source {prompt.source.name}: rollout {prompt.group}/{index}: reply to turn "
+                f"{len(texts)} raised {type(error).__name__}: {error}"
+            ) from error
 
     def _reward(self, prompt: Prompt, completions: list[Completion]) -> Group:
         rewards: list[float] = []
         for index, completion in enumerate(completions):
-            text = self.tokenizer.completion_text(completion.token_ids.tolist(), completion.stop_token_id)
+            text = self._text_of_last_turn(completion)
             where = f"environment of source {prompt.source.name}: rollout {prompt.group}/{index}"
             try:
                 reward = float(prompt.source.environment.reward(prompt.example, text))
@@ -138,16 +285,20 @@ class RolloutCollector:
         return Group(prompt, completions, rewards)
 
 
-def generate_body(prompt: Prompt, group_size: int, request_id: str) -> dict[str, Any]:
-    """The body of a group's request; logprobs=0 asks for the sampled token's.
+def generate_body(prompt: Prompt, token_ids: list[int], n: int, seed: int, request_id: str) -> dict[str, Any]:
+    """The body of a request; logprobs=0 asks for the sampled token's.
 
     Truncation gets masks by itself. `kept_tokens` says that nothing else will do, so that a server that takes
-    this for whole (a top_k beyond the vocabulary) sends them or refuses. It is never false: masks that come
-    unexpected tell of a difference, which an answer without them would hide.
+    this for whole (a top_k beyond the vocabulary) sends them or refuses. For training it is never false:
+    masks that come unexpected tell of a difference, which an answer without them would hide. An evaluation
+    wants none.
     """
+    source = prompt.source
     body = {
         "request_id": request_id,
-        "token_ids": prompt.token_ids,
-        "sampling_params": {**prompt.source.sampling, "n": group_size, "seed": prompt.seed, "logprobs": 0},
+        "token_ids": token_ids,
+        "sampling_params": {**source.sampling, "n": n, "seed": seed, "logprobs": 0},
     }
-    return {**body, "kept_tokens": True} if prompt.source.truncates else body
+    if source.evaluated:
+        return {**body, "kept_tokens": False}
+    return {**body, "kept_tokens": True} if source.truncates else body

@@ -4,25 +4,30 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from kept_tokens.messages import StepResult, TrainingBatch, encode
-from keptset_settings import OrchestratorSettings, resolve_orchestrator
+from keptset_settings import EndpointSettings, OrchestratorSettings, resolve_orchestrator
 
-from .batches import build_samples, rollout_metrics
-from .build import build_sources
+from .batches import build_samples
+from .build import build_evaluations, build_sources
 from .errors import OrchestratorError, PeerMismatchError
+from .evaluation import Evaluation
 from .fleet import Fleet
 from .inference import InferenceServer, InferenceStatus
 from .metrics_file import MetricsFile
-from .preflight import check_lengths, check_server
+from .preflight import check_lengths, check_server, check_trainer
 from .progress import Progress
+from .reference import check_reference_lengths
+from .rollout_lines import rollout_lines
 from .rollout_records import RolloutRecord, RolloutRecords
 from .rollouts import Attempts, RolloutCollector
+from .selection import rollout_metrics, select
 from .sources import Source, step_prompts
 from .together import together
 from .tokenizer import ChatTokenizer
@@ -43,7 +48,6 @@ async def run(settings: OrchestratorSettings, progress: Progress) -> None:
     assert trainer_url is not None
     assert output_dir is not None
     assert settings.tokenizer is not None
-    sources = build_sources(settings)
     tokenizer = await asyncio.to_thread(ChatTokenizer, settings.tokenizer)
     output_dir.mkdir(parents=True, exist_ok=True)
     key = settings.inference_api_key
@@ -55,15 +59,20 @@ async def run(settings: OrchestratorSettings, progress: Progress) -> None:
         keepalive_expiry=2.0,
     )
     # Certificates take a tenth of a second to load and are looked at only where https is spoken.
-    https = any(url.startswith("https:") for url in (trainer_url, *settings.inference_urls))
+    https = any(
+        url.startswith("https:") for url in (trainer_url, *settings.inference_urls, *foreign_urls(settings))
+    )
     async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False, verify=https) as client:
         trainer = Trainer(trainer_url, client)
         servers = [
             InferenceServer(url, client, None if key is None else key.get_secret_value())
             for url in settings.inference_urls
         ]
+        build_sources(settings, 1, client)  # what is wrong with them shows before anybody is waited for
         await together(peer.wait_healthy(settings.startup_timeout) for peer in (trainer, *servers))
         status = await trainer.status(seconds=settings.startup_timeout)
+        sources = build_sources(settings, status.vocab_size, client)
+        check_trainer(trainer.name, status, sources)
         context = _Context(sources, trainer, status)
         fleet = Fleet(
             servers,
@@ -80,6 +89,12 @@ async def run(settings: OrchestratorSettings, progress: Progress) -> None:
         finally:
             await fleet.close()
     progress.state = "done"
+
+
+def foreign_urls(settings: OrchestratorSettings) -> list[str]:
+    """The URLs of endpoints that are not ours."""
+    endpoints = [*(s.generator for s in settings.train.source), *(s.reference for s in settings.train.source)]
+    return [one.url for one in endpoints if isinstance(one, EndpointSettings)]
 
 
 @dataclass
@@ -117,6 +132,7 @@ class _Loop:
         self.fleet = fleet
         self.tokenizer = tokenizer
         self.run_id = uuid.uuid4().hex[:8]
+        self.evaluations: Sequence[Evaluation] = build_evaluations(settings)
         self.records = RolloutRecords(output_dir / "rollouts")
         self.rows = MetricsFile(output_dir / "metrics.jsonl", context.status.next_step)
 
@@ -155,48 +171,80 @@ class _Loop:
         began = time.monotonic()
         self.progress.step = step
         self.progress.state = "rollout"
-        batch, record = await self._sample(step)
+        batch, record, lines = await self._sample(step)
         record.metrics["seconds/rollout"] = time.monotonic() - began
         self.progress.state = "train"
-        record = await self._hand_in(step, batch, record)
+        record = await self._hand_in(step, batch, record, lines)
         await self._finish(step, record, began)
 
-    async def _sample(self, step: int) -> tuple[TrainingBatch, RolloutRecord]:
-        settings, version = self.settings, self.progress.weight_version
+    async def _sample(self, step: int) -> tuple[TrainingBatch, RolloutRecord, bytes]:
+        """The batch of a step, what its row says of its rollouts, and the rollouts as lines."""
+        version, status = self.progress.weight_version, self.context.status
         assert version is not None, "weights are loaded before the first rollout"
-        vocab_size = self.context.status.vocab_size
         prompts = step_prompts(self.context.sources, step, self.tokenizer)
         assert self.context.max_model_len is not None, "servers are inspected before the first rollout"
-        check_lengths(prompts, self.context.max_model_len, self.context.status.row_tokens)
-        attempts = Attempts()
-        collector = RolloutCollector(
-            fleet=self.fleet,
-            tokenizer=self.tokenizer,
-            group_size=settings.train.group_size,
-            vocab_size=vocab_size,
-            concurrency=settings.max_concurrent_requests,
-            attempts=settings.request_attempts,
-            seconds=settings.request_timeout,
-            run_id=self.run_id,
-            counts=attempts,
-        )
-        try:
+        check_lengths(prompts, self.context.max_model_len, status.row_tokens)
+        check_reference_lengths(prompts, self.tokenizer, self.context.max_model_len)
+        room = min(self.context.max_model_len, status.row_tokens or self.context.max_model_len)
+        async with self._collecting(room) as collector:
             groups = await collector.collect(prompts, version)
+
+        def build() -> tuple[TrainingBatch, RolloutRecord, bytes]:
+            built = build_samples(
+                groups,
+                vocab_size=status.vocab_size,
+                full_scores=bool(status.full_vocabulary_scores),
+                row_tokens=status.row_tokens,
+            )
+            selection = select(built)
+            batch = TrainingBatch.build(step, selection.samples)
+            metrics = rollout_metrics(built, selection) | {"rollout/error_rate": collector.counts.error_rate}
+            record = RolloutRecord(step, batch.content_hash.hex(), metrics)
+            return batch, record, rollout_lines(built, selection, self.tokenizer)
+
+        return await asyncio.to_thread(build)
+
+    @asynccontextmanager
+    async def _collecting(self, room: int) -> AsyncIterator[RolloutCollector]:
+        """A collector whose requests are counted, however it ends; `room` as it says."""
+        settings, attempts = self.settings, Attempts()
+        try:
+            yield RolloutCollector(
+                fleet=self.fleet,
+                tokenizer=self.tokenizer,
+                vocab_size=self.context.status.vocab_size,
+                room=room,
+                concurrency=settings.max_concurrent_requests,
+                attempts=settings.request_attempts,
+                seconds=settings.request_timeout,
+                run_id=self.run_id,
+                counts=attempts,
+            )
         finally:
             self.progress.requests += attempts.total
             self.progress.failed_requests += attempts.failed
 
-        def build() -> tuple[TrainingBatch, RolloutRecord]:
-            samples = build_samples(groups, normalize_std=settings.train.normalize_std, vocab_size=vocab_size)
-            batch = TrainingBatch.build(step, samples)
-            metrics = rollout_metrics(groups, samples) | {"rollout/error_rate": attempts.error_rate}
-            return batch, RolloutRecord(step, batch.content_hash.hex(), metrics)
+    async def _evaluate(self, step: int) -> dict[str, float]:
+        """The metrics of what is evaluated after this step, with the weights that it gave."""
+        due = [evaluation for evaluation in self.evaluations if evaluation.is_due(step)]
+        if not due:
+            return {}
+        began, version = time.monotonic(), self.progress.weight_version
+        assert version is not None, "weights are loaded before an evaluation"
+        assert self.context.max_model_len is not None, "servers are inspected before an evaluation"
+        self.progress.state = "eval"
+        metrics: dict[str, float] = {}
+        async with self._collecting(self.context.max_model_len) as collector:
+            for evaluation in due:
+                check_lengths(evaluation.prompts(step, self.tokenizer), self.context.max_model_len, None)
+                metrics |= await evaluation.evaluate(step, self.tokenizer, collector, version)
+        return {**metrics, "seconds/eval": time.monotonic() - began}
 
-        return await asyncio.to_thread(build)
-
-    async def _hand_in(self, step: int, batch: TrainingBatch, record: RolloutRecord) -> RolloutRecord:
+    async def _hand_in(
+        self, step: int, batch: TrainingBatch, record: RolloutRecord, lines: bytes
+    ) -> RolloutRecord:
         """Put the batch; returns the record of the one that the trainer holds: an accepted one wins."""
-        self.records.write(record)
+        self.records.write(record, lines)
         data = await asyncio.to_thread(encode, batch)
         try:
             await self.trainer.hand_in(step, data, seconds=self.settings.startup_timeout)
@@ -231,6 +279,7 @@ class _Loop:
         if self.context.status.unsafe_ignore_kept_tokens:
             row["unsafe/ignore_kept_tokens"] = 1.0
         row |= {"seconds/train": train_seconds, **result.metrics}
+        row |= await self._evaluate(step)
         row["seconds/weights"] = weights_seconds
         row["seconds/step"] = time.monotonic() - began
         row["weight_version"] = result.weight_version

@@ -1,11 +1,16 @@
-"""Sources of rollouts: an environment, how the policy samples in it, its share of every step's prompts."""
+"""Sources of rollouts: an environment, who answers in it and how, its share of every step's prompts."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
+from keptset_settings import Filter
+
+from .algorithms import Algorithm, grpo
+from .endpoints import Endpoint
 from .environments import Environment
 from .errors import EnvironmentFaultError
 from .tokenizer import ChatTokenizer
@@ -23,6 +28,12 @@ class Source:
         prompts: Prompts of this source in each step.
         prompt_seed: Seed of the environment's examples.
         sampling_seed: Seed that every request's own is derived from.
+        group_size: Rollouts of each prompt.
+        algorithm: What is made of the rollouts.
+        frozen: Who answers; None: the policy.
+        reference: Who scores the rollouts, if the algorithm has a reference that is not the policy.
+        filters: Which rollouts are flagged.
+        evaluated: The rollouts are only looked at: no masks are asked for, whatever the sampling.
     """
 
     name: str
@@ -32,11 +43,17 @@ class Source:
     prompts: int
     prompt_seed: int
     sampling_seed: int
+    group_size: int = 16
+    algorithm: Algorithm = field(default_factory=lambda: Algorithm(partial(grpo, normalize_std=True)))
+    frozen: Endpoint | None = None
+    reference: Endpoint | None = None
+    filters: Sequence[Filter] = ()
+    evaluated: bool = False
 
     @property
     def temperature(self) -> float:
-        """Divides the logits."""
-        return float(self.sampling["temperature"])
+        """Divides the logits; that of a likelihood, 1, for what a frozen generator said."""
+        return 1.0 if self.frozen is not None else float(self.sampling["temperature"])
 
 
 @dataclass(frozen=True)
@@ -49,6 +66,7 @@ class Prompt:
         example: What the environment asked.
         token_ids: The rendered conversation.
         seed: The request's seed; vLLM samples choice i with seed + i.
+        messages: The conversation.
     """
 
     source: Source
@@ -56,6 +74,7 @@ class Prompt:
     example: Any
     token_ids: list[int]
     seed: int
+    messages: Sequence[dict[str, str]] = ()
 
 
 def share_prompts(prompts_per_step: int, ratios: Sequence[float]) -> list[int]:
@@ -99,6 +118,7 @@ def step_prompts(sources: Sequence[Source], step: int, tokenizer: ChatTokenizer)
                     example=example,
                     token_ids=tokenizer.encode_messages(messages),
                     seed=derive_seed(source.sampling_seed, step, index),
+                    messages=messages,
                 )
             )
     return prompts

@@ -36,6 +36,8 @@ class ChatTokenizer:
         # A tokenizer.json may ask for truncation or padding; a prompt is what the template says, all of it.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._plain = Tokenizer.from_str(self._tokenizer.to_str())
+        self._plain.encode_special_tokens = True
         config = _read_json(self.directory / "tokenizer_config.json")
         named = {key: _token_text(config.get(key)) for key in _SPECIAL_TOKENS}
         self._special = {key: text for key, text in named.items() if text is not None}
@@ -70,6 +72,40 @@ class ChatTokenizer:
         """Token ids of the rendered conversation; the template writes the special tokens, none are added."""
         return self.encode(self.render(messages))
 
+    def encode_reply(self, last_id: int | None, messages: Messages) -> list[int]:
+        """Token ids of what follows an assistant's turn: its end, some messages, and the mark of the next
+        turn.
+
+        The ids so far are not looked at, let alone encoded again: the template is rendered around a stand-in
+        for the turn, and only what comes behind it is encoded.
+
+        Args:
+            last_id: The last id of the turn. If that ends a turn in the template too, it is not repeated.
+            messages: None of them the assistant's.
+
+        Raises:
+            ValueError: the template rejects the messages, or shows the turn otherwise than it was.
+        """
+        turn = {"role": "assistant", "content": _STAND_IN}
+        rendered = self.render([{"role": "user", "content": "?"}, turn, *messages])
+        _, found, behind = rendered.partition(_STAND_IN)
+        if not found or not behind:
+            raise ValueError(
+                f"chat template of {self.directory}: it drops or changes what the assistant said before, so "
+                "a "
+                "rollout of several turns would be trained on other tokens than were sampled; choose "
+                "another model or "
+                "an environment of one turn"
+            )
+        ids = self.encode(behind)
+        return ids[1:] if ids and ids[0] == last_id else ids
+
+    def encode_as_said(self, text: str) -> list[int]:
+        """Token ids of what another model said: what looks like a special token in it is text like any
+        other.
+        """
+        return self._plain.encode(text, add_special_tokens=False).ids
+
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, nothing added."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -88,6 +124,8 @@ class ChatTokenizer:
             ids.pop()
         return self.decode(ids)
 
+
+_STAND_IN = "KEPTSET-TURN"
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

@@ -29,6 +29,8 @@ class TrainerStatus(msgspec.Struct):
     row_tokens: int | None = None
     trained_step: int | None = None
     unsafe_ignore_kept_tokens: bool = False
+    full_vocabulary_scores: bool | None = None
+    """None: a trainer of before there were objectives and references."""
     version: str = "?"
     model: str | None = None
 

@@ -2,14 +2,39 @@
 
 from typing import Any
 
-from keptset_settings.orchestrator import ReverseTextSettings
+from keptset_settings import (
+    ArithmeticSettings,
+    CalculatorSettings,
+    EnvironmentSettings,
+    ReverseTextSettings,
+    WordProblemsSettings,
+)
 
-from .base import Environment
+from .arithmetic import Arithmetic
+from .base import Environment, MultiTurn
+from .calculator import Calculator
 from .reverse_text import ReverseText
+from .word_problems import WordProblems
 
-__all__ = ["Environment", "ReverseText", "make_environment"]
+__all__ = [
+    "Arithmetic",
+    "Calculator",
+    "Environment",
+    "MultiTurn",
+    "ReverseText",
+    "WordProblems",
+    "make_environment",
+]
 
 
-def make_environment(settings: ReverseTextSettings) -> Environment[Any]:
-    """The environment that `[[orchestrator.train.source]] environment` describes."""
-    return ReverseText(settings.min_letters, settings.max_letters)
+def make_environment(settings: EnvironmentSettings) -> Environment[Any]:
+    """The environment that a source's `environment` describes."""
+    match settings:
+        case ReverseTextSettings():
+            return ReverseText(settings.min_letters, settings.max_letters)
+        case ArithmeticSettings():
+            return Arithmetic(settings.min_digits, settings.max_digits, settings.grow_every)
+        case WordProblemsSettings():
+            return WordProblems(settings.max_number)
+        case CalculatorSettings():
+            return Calculator(settings.terms, settings.max_number, settings.max_turns)

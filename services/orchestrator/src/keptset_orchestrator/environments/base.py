@@ -1,7 +1,7 @@
-"""What an environment is: three methods, no state."""
+"""What an environment is: a few methods, no state."""
 
-from collections.abc import Iterator
-from typing import Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 Example = TypeVar("Example")
 
@@ -29,6 +29,28 @@ class Environment(Protocol[Example]):
 
         Args:
             example: What `messages` asked.
-            completion: The text of the sampled tokens, without the token that ended it.
+            completion: The text of the sampled tokens, without the token that ended it; of the last turn,
+                where there are several.
+        """
+        ...
+
+    def solution(self, example: Example) -> str:
+        """A right answer, for opsd: the policy sees it when it scores its own rollouts."""
+        ...
+
+
+@runtime_checkable
+class MultiTurn(Protocol[Example]):
+    """An environment that answers the policy, and lets it go on."""
+
+    def reply(self, example: Example, turns: Sequence[str]) -> list[dict[str, str]] | None:
+        """What follows the last turn; None if the rollout is over.
+
+        Args:
+            example: What `messages` asked.
+            turns: The texts of the policy's turns so far, without the tokens that ended them.
+
+        Returns:
+            Messages, none of them the assistant's.
         """
         ...

@@ -35,4 +35,8 @@ class ReverseText:
 
     def reward(self, example: str, completion: str) -> float:
         """Similarity by difflib, 2 * matches / total length: 1.0 is the reversed string."""
-        return SequenceMatcher(None, completion, example[::-1], autojunk=False).ratio()
+        return SequenceMatcher(None, completion, self.solution(example), autojunk=False).ratio()
+
+    def solution(self, example: str) -> str:
+        """The reversed string."""
+        return example[::-1]

@@ -1,17 +1,20 @@
-"""Advantages: how much better a rollout did than the others of its prompt."""
+"""GRPO: the group is its own baseline."""
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .rewards import finite_rewards
 
 STD_FLOOR = 1e-4
 """Added to the standard deviation: a group of equal rewards gets advantages of 0, not of 0/0."""
 
 
-def group_advantages(rewards: NDArray[np.float64], *, normalize_std: bool) -> NDArray[np.float64]:
+def grpo(rewards: NDArray[np.float64], *, normalize_std: bool) -> NDArray[np.float64]:
     """Reward minus the group's mean, divided by the group's standard deviation + 1e-4 if `normalize_std`.
 
-    GRPO (arXiv 2402.03300, section 4.1.2): the group is its own baseline. The standard deviation is the
-    population's (divided by G, not G - 1): the group is all there is, and a group of one has 0 and not NaN.
+    GRPO (arXiv 2402.03300, section 4.1.2); without the division as in Dr. GRPO (arXiv 2503.20783, section
+    3.2). The standard deviation is the population's (divided by G, not G - 1): the group is all there is, and
+    a group of one has 0 and not NaN.
 
     Args:
         rewards: [G], the rewards of all rollouts of one prompt.
@@ -23,10 +26,7 @@ def group_advantages(rewards: NDArray[np.float64], *, normalize_std: bool) -> ND
     Raises:
         ValueError: a reward is not finite.
     """
-    rewards = np.asarray(rewards, dtype=np.float64)
-    bad = np.flatnonzero(~np.isfinite(rewards))
-    if len(bad):
-        raise ValueError(f"reward {rewards[bad[0]]} of rollout {bad[0]} of the group is not a finite number")
+    rewards = finite_rewards(rewards)
     if len(rewards) == 0 or np.all(rewards == rewards[0]):
         return np.zeros_like(rewards)  # the mean of equal numbers may differ from them in the last bit
     centred = rewards - rewards.mean()
