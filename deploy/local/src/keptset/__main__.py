@@ -18,6 +18,9 @@ usage: keptset COMMAND CONFIG.toml [--section.key value ...]
       --dry-run               print the resolved settings and exit
   keptset compare CONFIG.toml three trainings: not truncated, truncated with replay, truncated without
       --output PICTURE.png    the picture (default: docs/compare.png); numbers go beside it as .json
+  keptset check CONFIG.toml   what each source comes to, where capture is on, what is refused and the way out;
+                              exit code 1 if something is refused
+      --write DIRECTORY       also write the resolved configs, one for each inference server
   keptset --version
 
 Any setting can be given as --section.key value (--orchestrator.steps 10) or as an environment variable
@@ -36,10 +39,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"keptset {version('keptset')}")
         return 0
     command, *rest = arguments
-    if command not in ("run", "compare"):
-        return _fail(f"{command!r} is no command; known are run and compare (keptset --help)", 2)
+    if command not in ("run", "compare", "check"):
+        return _fail(f"{command!r} is no command; known are run, compare and check (keptset --help)", 2)
     console = Console()
     try:
+        if command == "check":
+            from keptset.check import check
+
+            directory = _option(rest, "--write", "")
+            return check(rest, Path(directory) if directory else None)
         if command == "run":
             from keptset.run import run
 

@@ -9,7 +9,7 @@ from keptset import sampling, summary
 from keptset.display import Display
 from keptset.resolve import Prepared, prepare, relative
 from keptset.training import Outcome, train
-from keptset_settings import RunSettings, is_truncating
+from keptset_settings import RunSettings, is_frozen, is_truncating
 
 
 class BrokenPromise(RuntimeError):
@@ -45,7 +45,8 @@ def report(prepared: Prepared, outcome: Outcome, console: Console) -> list[summa
     run, path = prepared.run, prepared.directory.path
     numbers = summary.summarise(outcome.rows, outcome.startup, outcome.seconds)
     exact = run.inference.vllm.get("dtype") == "float32" and not run.trainer.unsafe_ignore_kept_tokens
-    truncating = all(is_truncating(source) for source in sampling.sampling_of(run))
+    sources = run.orchestrator.train.source
+    truncating = all(is_truncating(one.sampling) and not is_frozen(one) for one in sources)
     promises = summary.promises(outcome.rows, truncating=truncating, exact=exact)
     (path / "summary.json").write_text(
         json.dumps(numbers | {"promises": [asdict(p) for p in promises]}, indent=2) + "\n"

@@ -21,12 +21,12 @@ from .filters import Filter, GibberishFilter, RepetitionFilter, ZeroAdvantageFil
 from .generators import EndpointSettings, FrozenGenerator, PolicyGenerator
 from .help import help_text, settings_table
 from .inference import CAPTURE_WIDTH, InferenceSettings
-from .load import load_run, load_service, read_run
+from .load import Examination, examine_settings, load_run, load_service, read_run
 from .orchestrator import EvalSettings, OrchestratorSettings, TrainSettings
 from .resolve import resolve_inference, resolve_orchestrator, resolve_run, resolve_trainer
 from .rollout_sources import EvalSourceSettings, SamplingSettings, SourceSettings
 from .run import RunSettings, WarmStartSettings
-from .sampling import is_truncating, limits
+from .sampling import inherit, is_truncating, limits
 from .source_rules import is_frozen, policy_sources, uses_full_scores
 from .toml import service_environment, to_toml, write_service_configs
 from .trainer import (
@@ -49,6 +49,7 @@ __all__ = [
     "EnvironmentSettings",
     "EvalSettings",
     "EvalSourceSettings",
+    "Examination",
     "Filter",
     "FrozenGenerator",
     "GeometricMeanLoss",
@@ -79,7 +80,9 @@ __all__ = [
     "WarmStartSettings",
     "WordProblemsSettings",
     "ZeroAdvantageFilter",
+    "examine_settings",
     "help_text",
+    "inherit",
     "is_frozen",
     "is_truncating",
     "limits",

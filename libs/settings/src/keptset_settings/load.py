@@ -3,22 +3,26 @@
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path as FilePath
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from pydantic import ValidationError
 
 from .command_line import CommandLine, parse_command_line
-from .errors import SettingsError, SettingsWarning
+from .errors import Problem, SettingsError, SettingsWarning
 from .explain import explain, truth_for_number
 from .help import help_text
 from .inference import InferenceSettings
 from .orchestrator import OrchestratorSettings
-from .resolve import resolve_inference, resolve_orchestrator, resolve_run, resolve_trainer
+from .resolve import examine_run, resolve_inference, resolve_orchestrator, resolve_run, resolve_trainer
 from .run import RunSettings
 from .toml import to_toml
 from .trainer import TrainerSettings
+
+if TYPE_CHECKING:
+    from .sources import Gathered
 
 Service = Literal["inference", "orchestrator", "trainer"]
 ServiceSettings = InferenceSettings | OrchestratorSettings | TrainerSettings
@@ -66,6 +70,34 @@ def read_run(files: Sequence[FilePath | str], overrides: Sequence[str] = ()) -> 
     return _run(parse_command_line([*map(str, files), *overrides], None))
 
 
+@dataclass(frozen=True)
+class Examination:
+    """What there is to say of the settings of a run."""
+
+    written: RunSettings | None
+    """As they were written; None if they cannot be read as settings at all."""
+
+    resolved: RunSettings | None
+    """As far as they can be resolved."""
+
+    problems: list[Problem]
+    """What is refused, each with its way out. None: the run can start."""
+
+    notes: list[Problem]
+    """What was decided for the user."""
+
+
+def examine_settings(argv: Sequence[str]) -> Examination:
+    """What `FILE.toml ... [--any.setting value ...]` comes to; neither raises nor prints nor exits."""
+    try:
+        run, gathered = _gathered(parse_command_line(list(argv), None), None)
+    except SettingsError as error:
+        return Examination(None, None, error.problems, [])
+    resolved, findings = examine_run(run)
+    problems = SettingsError(findings.problems).with_origins(gathered.origin).problems
+    return Examination(run, resolved, problems, findings.notes)
+
+
 def _run(line: CommandLine) -> RunSettings:
     return _resolved(line, None, lambda run, whole: resolve_run(run))
 
@@ -81,21 +113,27 @@ def _service(line: CommandLine, service: Service) -> ServiceSettings:
 
 
 def _resolved(line: CommandLine, service: Service | None, resolve: Callable[[RunSettings, bool], S]) -> S:
+    run, gathered = _gathered(line, service)
+    try:
+        return resolve(run, gathered.whole_run)
+    except SettingsError as error:
+        raise error.with_origins(gathered.origin) from None
+
+
+def _gathered(line: CommandLine, service: Service | None) -> "tuple[RunSettings, Gathered]":
+    """The settings as they were written, and where each comes from."""
     # Imported when needed: pydantic-settings takes longer to import than everything else here.
     from .sources import gather
 
     gathered = gather(line.files, line.options, service)
+    problems = truth_for_number(gathered.tree)
     try:
-        problems = truth_for_number(gathered.tree)
-        try:
-            run = RunSettings.model_validate(gathered.tree)
-        except ValidationError as error:
-            problems += explain(error, gathered.tree)
-        if problems:
-            raise SettingsError(problems)
-        return resolve(run, gathered.whole_run)
-    except SettingsError as error:
-        raise error.with_origins(gathered.origin) from None
+        run = RunSettings.model_validate(gathered.tree)
+    except ValidationError as error:
+        problems += explain(error, gathered.tree)
+    if problems:
+        raise SettingsError(problems).with_origins(gathered.origin)
+    return run, gathered
 
 
 def _load(

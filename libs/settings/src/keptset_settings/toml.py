@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
+from urllib.parse import urlsplit
 
 import tomli_w
 from pydantic import SecretStr
 
 from .base import OFF, Table
+from .inference import InferenceSettings
 from .run import RunSettings
 
 PREFIX = "KEPTSET_"
@@ -28,17 +30,33 @@ def to_toml(settings: Table, table: str | None = None) -> str:
 
 
 def write_service_configs(run: RunSettings, directory: Path) -> list[Path]:
-    """Write inference-0.toml, orchestrator.toml and trainer.toml of a resolved run; returns their paths.
+    """Write a resolved run's inference-N.toml, orchestrator.toml and trainer.toml; returns their paths.
+
+    There is an inference-N.toml for each of orchestrator.inference_urls. Where there are several, each
+    listens on the port that its URL names; the rest is the same for all.
 
     Secrets are left out: they travel as environment variables, see `service_environment`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for table, name in (("inference", "inference-0"), ("orchestrator",) * 2, ("trainer",) * 2):
+    services: list[tuple[str, str, Table]] = [
+        (f"inference-{node}", "inference", settings) for node, settings in enumerate(inference_nodes(run))
+    ]
+    services += [("orchestrator", "orchestrator", run.orchestrator), ("trainer", "trainer", run.trainer)]
+    for name, table, settings in services:
         path = directory / f"{name}.toml"
-        path.write_text(to_toml(getattr(run, table), table), encoding="utf-8")
+        path.write_text(to_toml(settings, table), encoding="utf-8")
         written.append(path)
     return written
+
+
+def inference_nodes(run: RunSettings) -> list[InferenceSettings]:
+    """The settings of each inference server of a resolved run."""
+    urls = run.orchestrator.inference_urls
+    if len(urls) == 1:
+        return [run.inference]
+    ports = [urlsplit(url).port or run.inference.port for url in urls]
+    return [run.inference.model_copy(update={"port": port}) for port in ports]
 
 
 def service_environment(run: RunSettings, service: str) -> dict[str, str]:
