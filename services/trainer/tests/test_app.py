@@ -54,6 +54,7 @@ def client(folders: Folders, loop: PlayedLoop) -> httpx.AsyncClient:
 
 def client_of(folders: Folders, loop: PlayedLoop, **changes: object) -> httpx.AsyncClient:
     options = {"model": "m", "row_tokens": 64, "max_batch_bytes": 1 << 20, "unsafe_ignore_kept_tokens": False}
+    options["full_vocabulary_scores"] = False
     options["stop"] = lambda reason: setattr(loop, "reason", reason)
     app = build_app(Spool(folders), loop, **options | changes)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://trainer")
@@ -355,6 +356,7 @@ async def test_status_says_what_the_orchestrator_asks(client):
         "row_tokens": 64,
         "model": "m",
         "unsafe_ignore_kept_tokens": False,
+        "full_vocabulary_scores": False,
     }
 
 
@@ -382,3 +384,41 @@ def test_the_ingest_process_never_imports_torch():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(out.stdout) == []
+
+
+def compared(batch: TrainingBatch) -> TrainingBatch:
+    """The same batch with a reference for its second sample."""
+    first, second, *rest = batch.samples
+    fields = {name: getattr(second, name) for name in second.__struct_fields__}
+    mask = second.arrays().loss_mask
+    reference = (mask * -1.5).astype("<f4").tobytes()
+    changed = TrainingSample(**{**fields, "reference_logprobs": reference, "reference_weight": 0.5})
+    return TrainingBatch.build(batch.step, [first, changed, *rest])
+
+
+async def test_a_reference_needs_full_vocabulary_scores(folders, loop, make_batch):
+    body = encode(compared(make_batch(1)))
+    answer = await client_of(folders, loop).put("/keptset/v1/steps/1", content=body)
+    assert answer.status_code == 422
+    message = answer.json()["error"]["message"]
+    assert "sample 1" in message
+    assert (
+        "reference_weight: 0.5 asks for a comparison over the whole vocabulary; set trainer.full_v" in message
+    )
+    client = client_of(folders, loop, full_vocabulary_scores=True)
+    assert (await client.put("/keptset/v1/steps/1", content=body)).status_code == 202
+    assert (await client.get("/keptset/v1/status")).json()["full_vocabulary_scores"] is True
+
+
+async def test_full_vocabulary_scores_come_with_the_binary_result(client, folders, make_batch):
+    batch = make_batch(1)
+    await client.put("/keptset/v1/steps/1", content=encode(batch))
+    scores = [b"abcd"] * len(batch.samples)
+    folders.score(1).write_bytes(encode(StepResult(1, 1, {}, scores)))
+    trained(folders, batch)
+    binary = await client.get("/keptset/v1/steps/1", headers={"Accept": "application/msgpack"})
+    assert decode(binary.content, StepResult).full_logprobs == scores
+    assert (await client.get("/keptset/v1/steps/1")).json().keys() == {"step", "weight_version", "metrics"}
+    folders.score(1).unlink()
+    binary = await client.get("/keptset/v1/steps/1", headers={"Accept": "application/msgpack"})
+    assert decode(binary.content, StepResult).full_logprobs == []

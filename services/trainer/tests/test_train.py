@@ -6,12 +6,13 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kept_tokens.messages import encode
+from kept_tokens.messages import StepResult, decode, encode
 from keptset_trainer import checkpoint, durable, train, weights
 from keptset_trainer.folders import Folders
 
@@ -276,3 +277,28 @@ def test_hashing_reads_whole_tensors_in_blocks(tmp_path, monkeypatch):
     assert weights.tensors_of(tmp_path / "x.safetensors") == whole
     assert whole["b"]["dtype"] == "bfloat16"
     assert whole["a"]["blake2b"] == blake2b_128(torch.arange(1000.0).numpy().tobytes())
+
+
+def test_full_vocabulary_scores_lie_beside_the_result(settings, make_batch):
+    folders = folders_of(settings)
+    batches = [make_batch(step) for step in (1, 2, 3)]
+    spool(folders, *batches)
+    run(settings.model_copy(update={"full_vocabulary_scores": True}))
+    assert [path.name for path in sorted(folders.scores.iterdir())] == [
+        "step-000002.msgpack",
+        "step-000003.msgpack",
+    ]
+    result = decode(folders.score(3).read_bytes(), StepResult)
+    assert result.step == 3
+    for sample, scores in zip(batches[2].samples, result.full_logprobs, strict=True):
+        found, mask = np.frombuffer(scores, "<f4"), sample.arrays().loss_mask
+        assert len(found) == sample.num_tokens
+        assert not found[~mask].any()
+        assert (found[mask] < 0).all()
+
+
+def test_without_the_setting_there_are_no_scores(settings, make_batch):
+    folders = folders_of(settings)
+    spool(folders, make_batch(1))
+    run(settings)
+    assert list(folders.scores.iterdir()) == []

@@ -47,6 +47,7 @@ def build_app(
     row_tokens: int,
     max_batch_bytes: int,
     unsafe_ignore_kept_tokens: bool,
+    full_vocabulary_scores: bool,
     stop: Callable[[str], None],
 ) -> FastAPI:
     """The application over one output directory and one training loop; `stop(reason)` ends the service."""
@@ -70,7 +71,9 @@ def build_app(
         incoming = spool.folders.spool / f"{TEMPORARY}incoming-{time.monotonic_ns()}"
         try:
             await receive(request, incoming, max_batch_bytes)
-            content_hash = await asyncio.to_thread(check, incoming, step, vocab_size, row_tokens)
+            content_hash = await asyncio.to_thread(
+                check, incoming, step, vocab_size, row_tokens, full_vocabulary_scores
+            )
             async with accepting:
                 is_new = await asyncio.to_thread(spool.accept, incoming, step, content_hash)
         except ClientDisconnect:
@@ -118,6 +121,7 @@ def build_app(
             await asyncio.sleep(POLL_SECONDS)
         answer = StepResult(step, result["weight_version"], result["metrics"])
         if MESSAGEPACK in request.headers.get("accept", ""):
+            answer = StepResult(step, answer.weight_version, answer.metrics, spool.scores(step))
             return Response(encode(answer), media_type=MESSAGEPACK)
         return JSONResponse(
             {"step": answer.step, "weight_version": answer.weight_version, "metrics": answer.metrics}
@@ -136,6 +140,7 @@ def build_app(
             "row_tokens": row_tokens,
             "model": model,
             "unsafe_ignore_kept_tokens": unsafe_ignore_kept_tokens,
+            "full_vocabulary_scores": full_vocabulary_scores,
         }
 
     @app.get("/health")
@@ -195,14 +200,14 @@ async def receive(request: Request, incoming: Path, max_bytes: int) -> None:
         await asyncio.to_thread(file.flush)
 
 
-def check(path: Path, step: int, vocab_size: int, row_tokens: int) -> bytes:
+def check(path: Path, step: int, vocab_size: int, row_tokens: int, full_vocabulary_scores: bool) -> bytes:
     """Decode the batch in `path` and check all of it; its content hash. Anything wrong is a 422."""
     try:
         batch = decode(mapped(path), TrainingBatch)
         if batch.step != step:
             raise ValueError(f"the batch says step {batch.step}, the address says {step}")
         check_batch(batch, vocab_size)
-        check_trainable(batch, row_tokens)
+        check_trainable(batch, row_tokens, full_vocabulary_scores)
     except ValueError as error:
         raise Refusal(422, "invalid_batch", str(error), step=step) from None
     return batch.content_hash
@@ -215,13 +220,22 @@ def mapped(path: Path) -> memoryview:
         return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def check_trainable(batch: TrainingBatch, row_tokens: int) -> None:
+def check_trainable(batch: TrainingBatch, row_tokens: int, full_vocabulary_scores: bool) -> None:
     """What the training loop needs of a batch beyond the wire format.
 
     Raises:
-        KeptTokensError: a sequence that fits no row, or a batch with no token to train on.
+        KeptTokensError: a sequence that fits no row, a reference that this trainer compares nothing with, or
+            a batch with no token to train on.
     """
     for index, sample in enumerate(batch.samples):
+        if sample.reference_weight > 0 and not full_vocabulary_scores:
+            raise KeptTokensError(
+                "reference_weight",
+                f"{sample.reference_weight} asks for a comparison over the whole vocabulary; set "
+                "trainer.full_vocabulary_scores = true",
+                sample_id=sample.sample_id,
+                sample_index=index,
+            )
         if sample.num_tokens > row_tokens:
             raise KeptTokensError(
                 "token_ids",

@@ -3,10 +3,10 @@
 The ingest process writes `spool/` and `settings.json`, the training loop the rest:
 
     spool/step-000001.msgpack     an accepted batch, as it came; goes when it is two steps old
-    results/step-000001.json      what the step gave; kept for ever
-    checkpoints/step-000001/      model, optimiser and result after the step; the last two
-    loop.json                     what the living loop is doing
-    lock                          held by both processes, so that two trainers never share a directory
+    results/step-000001.json      what the step gave; kept for ever scores/step-000001.msgpack    its logprobs
+    over the whole vocabulary, if they are wanted; goes with the batch checkpoints/step-000001/      model,
+    optimiser and result after the step; the last two loop.json                     what the living loop is
+    doing lock                          held by both processes, so that two trainers never share a directory
 """
 
 from dataclasses import dataclass
@@ -29,6 +29,10 @@ class Folders:
         return self.output / "results"
 
     @property
+    def scores(self) -> Path:
+        return self.output / "scores"
+
+    @property
     def checkpoints(self) -> Path:
         return self.output / "checkpoints"
 
@@ -47,6 +51,9 @@ class Folders:
     def batch(self, step: int) -> Path:
         return self.spool / f"step-{step:06d}.msgpack"
 
+    def score(self, step: int) -> Path:
+        return self.scores / f"step-{step:06d}.msgpack"
+
     def result(self, step: int) -> Path:
         return self.results / f"step-{step:06d}.json"
 
@@ -57,7 +64,7 @@ class Folders:
         return self.weights / f"v{version:06d}"
 
     def create(self) -> None:
-        for folder in (self.spool, self.results, self.checkpoints, self.weights):
+        for folder in (self.spool, self.results, self.scores, self.checkpoints, self.weights):
             folder.mkdir(parents=True, exist_ok=True)
 
 

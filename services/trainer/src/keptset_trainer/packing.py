@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kept_loss import KeptSet
-from kept_tokens.messages import TrainingSample
+from kept_tokens.messages import CROSS_ENTROPY, TrainingSample
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class MicroBatch:
     temperatures: Float32[Tensor, " N"]
     advantages: Float32[Tensor, " N"]
     rollout_logprobs: Float32[Tensor, " N"]
+    cross_entropy: Bool[Tensor, " N"]
+    """Said by a frozen generator: no ratio, the advantage is a weight."""
+    reference_logprobs: Float32[Tensor, " N"]
+    reference_weights: Float32[Tensor, " N"]
+    """0 where there is no reference."""
 
     @property
     def num_sequences(self) -> int:
@@ -95,6 +100,7 @@ def pack_row(samples: list[TrainingSample], indices: list[int]) -> MicroBatch:
     tokens = np.flatnonzero(trained)  # [N] the tokens to train on; token n + 1 is predicted at n
 
     ids, offsets = kept_of(samples, tokens)
+    owner = sequence[tokens]  # [N]
 
     def of_tokens(field: str) -> Tensor:
         return torch.from_numpy(np.concatenate([getattr(a, field) for a in arrays])[tokens])
@@ -111,7 +117,18 @@ def pack_row(samples: list[TrainingSample], indices: list[int]) -> MicroBatch:
         temperatures=of_tokens("temperatures"),
         advantages=of_tokens("advantages"),
         rollout_logprobs=of_tokens("logprobs"),
+        cross_entropy=torch.from_numpy(np.array([s.objective == CROSS_ENTROPY for s in samples])[owner]),
+        reference_logprobs=torch.from_numpy(reference_of(samples)[tokens]),
+        reference_weights=torch.from_numpy(
+            np.array([s.reference_weight for s in samples], np.float32)[owner]
+        ),
     )
+
+
+def reference_of(samples: list[TrainingSample]) -> NDArray[np.float32]:
+    """What references say of the tokens of the row, 0 where there is none."""
+    found = [(sample.reference(), sample.num_tokens) for sample in samples]
+    return np.concatenate([np.zeros(n, np.float32) if one is None else one for one, n in found])
 
 
 def kept_of(

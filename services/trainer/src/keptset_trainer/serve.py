@@ -37,7 +37,7 @@ def serve(argv: list[str]) -> int:
     try:
         folders.create()
         lock = take_lock(folders)
-        for folder in (folders.spool, folders.results, folders.output):
+        for folder in (folders.spool, folders.results, folders.scores, folders.output):
             sweep(folder)
         where_to_start(settings.model, folders)
         spool = Spool(folders)
@@ -53,6 +53,7 @@ def serve(argv: list[str]) -> int:
         row_tokens=settings.row_tokens,
         max_batch_bytes=settings.max_batch_bytes,
         unsafe_ignore_kept_tokens=settings.unsafe_ignore_kept_tokens,
+        full_vocabulary_scores=settings.full_vocabulary_scores,
         stop=lambda reason: server.give_up(reason),
     )
     server = IngestServer(

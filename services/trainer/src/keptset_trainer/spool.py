@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kept_tokens.messages import TrainingBatch, decode
+from kept_tokens.messages import StepResult, TrainingBatch, decode
 
 from .durable import fsync_path
 from .folders import Folders, numbered
@@ -83,6 +83,13 @@ class Spool:
             ) from failure
         self.hashes[step] = content_hash
         return True
+
+    def scores(self, step: int) -> list[bytes]:
+        """The logprobs over the whole vocabulary that `step` gave, of each sample; none if they are gone."""
+        try:
+            return decode(self.folders.score(step).read_bytes(), StepResult).full_logprobs
+        except FileNotFoundError:
+            return []
 
     def result(self, step: int) -> dict[str, Any] | None:
         """What the loop wrote after `step`, or None before."""

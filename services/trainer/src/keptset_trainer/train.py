@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from kept_tokens.messages import TrainingBatch, check_batch, decode
+from kept_tokens.messages import StepResult, TrainingBatch, check_batch, decode, encode
 from keptset_settings import TrainerSettings
 
 from . import checkpoint, weights
-from .durable import sweep, write_json
+from .durable import sweep, write_file, write_json
 from .folders import Folders, numbered
+from .full_scores import FullScores
 from .losses import loss_function
 from .model import load_policy
 from .resume import where_to_start
@@ -70,6 +71,7 @@ def train(settings: TrainerSettings, parent: int) -> None:
         began = time.monotonic()
         check_batch(batch, policy.vocab_size)
         torch.manual_seed(settings.seed + step)  # the same step again is the same step
+        full_scores = FullScores() if settings.full_vocabulary_scores else None
         try:
             metrics, grad_norm = train_step(
                 policy,
@@ -81,6 +83,7 @@ def train(settings: TrainerSettings, parent: int) -> None:
                 entropy=settings.entropy,
                 ignore_masks=settings.unsafe_ignore_kept_tokens,
                 told_to_stop=told_to_stop,
+                full_scores=full_scores,
             )
         except NotFinite as error:
             raise NotFinite(
@@ -95,6 +98,9 @@ def train(settings: TrainerSettings, parent: int) -> None:
             seconds=time.monotonic() - began,
             ignored_masks=settings.unsafe_ignore_kept_tokens,
         )
+        if full_scores is not None:  # before the checkpoint, after which the step is not done again
+            scores = full_scores.of_samples(batch.samples)
+            write_file(folders.score(step), encode(StepResult(step, step, result, scores)))
         record = {
             "step": step,
             "content_hash": batch.content_hash.hex(),
@@ -104,7 +110,9 @@ def train(settings: TrainerSettings, parent: int) -> None:
         checkpoint.save(folders.checkpoint(step), policy.model, optimizer, tokenizer_from, record)
         finish(folders, folders.checkpoint(step), record, settings.keep_weights)
         tokenizer_from = folders.checkpoint(step)
-        log(f"step {step}: loss {result['loss']:.4g}, mismatch KL {result['mismatch_kl/mean']:.2g}")
+        mismatch = result.get("mismatch_kl/mean")
+        said = "" if mismatch is None else f", mismatch KL {mismatch:.2g}"
+        log(f"step {step}: loss {result['loss']:.4g}{said}")
 
 
 def finish(folders: Folders, saved: Path, record: dict[str, Any], keep_weights: int) -> None:
@@ -123,9 +131,10 @@ def finish(folders: Folders, saved: Path, record: dict[str, Any], keep_weights: 
         )
     weights.keep_newest(folders, keep_weights)
     checkpoint.keep_newest(folders)
-    for old, path in numbered(folders.spool, "step-").items():
-        if old <= step - checkpoint.KEEP:
-            path.unlink()  # its hash is in the result
+    for folder in (folders.spool, folders.scores):
+        for old, path in numbered(folder, "step-").items():
+            if old <= step - checkpoint.KEEP:
+                path.unlink()  # its hash is in the result
 
 
 def wait_for_batch(

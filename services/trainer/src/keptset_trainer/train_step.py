@@ -8,7 +8,9 @@ from torch import Tensor
 from kept_loss import KeptLogprobs, kept_logprobs
 from kept_tokens.messages import TrainingSample
 
+from .full_scores import FullScores
 from .losses import LossSum
+from .losses.objective import row_loss
 from .model import Policy
 from .packing import MicroBatch, pack, pack_row
 from .step_metrics import StepMetrics
@@ -36,11 +38,14 @@ def train_step(
     entropy: Entropy,
     ignore_masks: bool,
     told_to_stop: Callable[[], bool],
+    full_scores: FullScores | None = None,
 ) -> tuple[StepMetrics, float]:
     """Accumulate the gradient of all rows, clip it by its global norm, apply it.
 
     One forward pass serves both the loss and the mismatch, as there is one step a batch. The loss is divided
     by the loss tokens of the whole batch, so the rows of a batch could be packed in any other way.
+    `full_scores`, if it is there, gets the logprobs over the whole vocabulary, and references are compared
+    with them.
 
     Returns:
         The metrics and the norm of the gradient before clipping.
@@ -57,24 +62,33 @@ def train_step(
         if told_to_stop():
             raise Abandoned
         row = row.to(policy.head.device)
-        scored = score(policy, row.without_masks() if ignore_masks else row, entropy)
+        scored = score(policy, row.without_masks() if ignore_masks else row, entropy, full_scores is not None)
         check_finite(row, scored, samples)
-        summed = loss(scored.logprobs, row.rollout_logprobs, row.advantages, row.sequence, row.num_sequences)
+        summed = row_loss(loss, row, scored)
+        if full_scores is not None:
+            full_scores.add(row, scored)
         (summed.total / loss_tokens).backward()
         metrics.add(row, scored, summed, ignore_masks)
     grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm)
     if not (torch.isfinite(grad_norm) and torch.isfinite(torch.tensor(metrics.loss))):
-        raise NotFinite(blame(policy, optimizer, samples, loss, ignore_masks))
+        raise NotFinite(blame(policy, optimizer, samples, loss, ignore_masks, full_scores is not None))
     optimizer.step()
     optimizer.zero_grad()
     return metrics, float(grad_norm)
 
 
-def score(policy: Policy, row: MicroBatch, entropy: Entropy) -> KeptLogprobs:
+def score(policy: Policy, row: MicroBatch, entropy: Entropy, full_logprobs: bool) -> KeptLogprobs:
     """Logprobs of the row's N trained tokens; only their positions go through the head."""
     hidden = policy.hidden(row.token_ids, row.positions)[row.loss_mask]
     return kept_logprobs(
-        hidden, policy.head, row.labels, row.kept, row.temperatures, softcap=policy.softcap, entropy=entropy
+        hidden,
+        policy.head,
+        row.labels,
+        row.kept,
+        row.temperatures,
+        softcap=policy.softcap,
+        entropy=entropy,
+        full_logprobs=full_logprobs,
     )
 
 
@@ -112,6 +126,7 @@ def blame(
     samples: list[TrainingSample],
     loss: Loss,
     ignore_masks: bool,
+    full_logprobs: bool,
 ) -> str:
     """Which sample alone has a gradient that is not finite. Slow; only after it has happened."""
     for index, sample in enumerate(samples):
@@ -119,8 +134,8 @@ def blame(
         row = pack_row([sample], [index]).to(policy.head.device)
         if row.labels.numel() == 0:
             continue
-        scored = score(policy, row.without_masks() if ignore_masks else row, None)
-        loss(scored.logprobs, row.rollout_logprobs, row.advantages, row.sequence, 1).total.backward()
+        scored = score(policy, row.without_masks() if ignore_masks else row, None, full_logprobs)
+        row_loss(loss, row, scored).total.backward()
         for name, parameter in policy.model.named_parameters():
             if parameter.grad is not None and not is_finite(parameter.grad):
                 optimizer.zero_grad()
