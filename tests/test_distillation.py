@@ -21,6 +21,8 @@ from keptset_trainer.losses import loss_function
 from keptset_trainer.model import Policy
 from keptset_trainer.train_step import train_step
 
+torch.set_num_threads(1)  # the suites of this repository share few cores
+
 VOCAB, PROMPT = 40, [5, 6, 7]
 ALGORITHMS = [OpdAlgorithm(), GrpoAlgorithm(reference_kl=0.3)]
 
