@@ -174,3 +174,13 @@ def test_ports_that_only_a_run_chooses_are_refused_for_writing(
     assert main(["check", str(DEMO), "--write", str(tmp_path / "configs")]) == 1
     assert "[inference] port = 0: is chosen by keptset run only" in capsys.readouterr().out
     assert not (tmp_path / "configs").exists()
+
+
+def test_configuration_of_the_documentation_is_accepted(check: Check):
+    text = (Path(__file__).parents[3] / "docs" / "sources.md").read_text()
+    example = text.partition("```toml\n")[2].partition("```")[0]
+    code, printed = check("inference.model = 'm'\n" + example)
+    assert code == 0, printed
+    assert "train source sums" in printed
+    assert "bound 200 ids a token: top_k [orchestrator.train.sampling]" in printed
+    assert "share 75 % of 8 prompts a step, 16 rollouts each" in printed
