@@ -175,7 +175,8 @@ def test_reference_is_compared_over_the_whole_vocabulary_under_truncation(tiny_m
     compared = with_reference(sample, reference, 0.5)
     row = pack_row([compared], [0])
     full = torch.tensor(logprobs_of(tiny_model, sample)[sample.arrays().loss_mask])
-    scored = KeptLogprobs(full.float(), None, full, None, full.float())
+    over_kept = torch.from_numpy(sample.arrays().logprobs[sample.arrays().loss_mask])  # not to be looked at
+    scored = KeptLogprobs(over_kept, None, full, None, full.float())
     expected = sample.arrays().advantages[sample.arrays().loss_mask] + 0.5 * (
         reference[sample.arrays().loss_mask] - full.numpy()
     )
