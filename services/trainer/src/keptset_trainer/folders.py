@@ -3,10 +3,11 @@
 The ingest process writes `spool/` and `settings.json`, the training loop the rest:
 
     spool/step-000001.msgpack     an accepted batch, as it came; goes when it is two steps old
-    results/step-000001.json      what the step gave; kept for ever scores/step-000001.msgpack    its logprobs
-    over the whole vocabulary, if they are wanted; goes with the batch checkpoints/step-000001/      model,
-    optimiser and result after the step; the last two loop.json                     what the living loop is
-    doing lock                          held by both processes, so that two trainers never share a directory
+    results/step-000001.json      what the step gave; kept for ever
+    scores/step-000001.msgpack    its full-vocabulary logprobs, if they are wanted; goes with the batch
+    checkpoints/step-000001/      model, optimiser and result after the step; the last two
+    loop.json                     what the living loop is doing
+    lock                          held by both processes, so that two trainers never share a directory
 """
 
 from dataclasses import dataclass
