@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 
 import pytest
 
@@ -206,6 +207,19 @@ async def test_reward_that_fails_names_source_and_rollout(
     ):
         await drive()
     assert trainer.puts == []
+
+
+async def test_reward_that_hangs_ends_the_run_and_not_the_process(drive: Drive, monkeypatch, trainer):
+    release = threading.Event()
+    monkeypatch.setattr(reverse_text.ReverseText, "reward", lambda *_: release.wait(60))
+    drive.settings.environment_timeout = 0.2
+    with pytest.raises(
+        EnvironmentFaultError, match=r"reverse-text/1/\d/0: reward: waited 0\.2 s .*environment_timeout"
+    ):
+        await drive()
+    assert trainer.puts == []
+    assert all(thread.daemon for thread in threading.enumerate() if "reward" in thread.name)
+    release.set()
 
 
 async def test_environment_that_runs_out_of_examples_is_named(drive: Drive, monkeypatch):

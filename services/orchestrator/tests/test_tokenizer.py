@@ -42,6 +42,12 @@ def test_only_the_token_that_ended_it_leaves_the_completion(tokenizer: ChatToken
     assert tokenizer.completion_text([]) == ""
 
 
+def test_an_id_that_the_tokenizer_has_not_shows(tokenizer: ChatTokenizer):
+    """Left out, a reward would be for a text that was not sampled."""
+    a, b = tokenizer.encode("ab")
+    assert tokenizer.completion_text([a, VOCAB_SIZE, b, VOCAB_SIZE + 7]) == "a\ufffdb\ufffd"
+
+
 def test_template_in_the_config_gives_the_same(tokenizer: ChatTokenizer, tmp_path: Path):
     other = ChatTokenizer(write_tokenizer(tmp_path, template_file=False))
     assert other.encode_messages(CHAT) == tokenizer.encode_messages(CHAT)

@@ -77,8 +77,12 @@ class OrchestratorSettings(Table):
     request_attempts: int = Field(default=5, ge=1)
     """Attempts at one rollout request (connection errors, time-outs, 5xx; never 4xx) before the run stops."""
 
+    environment_timeout: float = Field(default=60.0, gt=0)
+    """Seconds that an environment may take for the reward of one rollout, or for one reply to it."""
+
     startup_timeout: float = Field(default=300.0, gt=0)
-    """Seconds to wait for each peer's health."""
+    """Seconds to wait for each peer's health, for the warm start of a model, and later for a peer that cannot
+    be reached: it may be starting again."""
 
     step_timeout: float = Field(default=1800.0, gt=0)
     """Seconds to wait for the trainer to finish a step."""

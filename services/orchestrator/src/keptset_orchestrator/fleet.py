@@ -114,12 +114,8 @@ class Fleet:
         return status
 
     async def _load(self, server: InferenceServer, version: int) -> None:
-        try:
-            carried = (await server.status()).weight_version
-        except TransientError:
-            carried = None  # load_weights is patient, and says for whom it waits
-        if carried != version:
-            await server.load_weights(version, seconds=self._weights_timeout)
+        # Also where it says that it carries this version: it may be another run's, which only it can tell.
+        await server.load_weights(version, seconds=self._weights_timeout)
         if server.lost:
             await self._inspect(server)
             server.lost = False

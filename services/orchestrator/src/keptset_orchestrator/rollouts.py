@@ -16,6 +16,7 @@ import numpy as np
 
 from .arrival import Completion, check_answer
 from .endpoints import Endpoint, score_tokens
+from .environment_calls import call_environment
 from .environments import MultiTurn
 from .errors import EnvironmentFaultError, RolloutFailedError
 from .fleet import Fleet
@@ -64,6 +65,7 @@ class RolloutCollector:
         concurrency: Requests in flight over all inference servers, and at each other endpoint.
         attempts: At one request, before the run stops.
         seconds: For one request.
+        environment_seconds: For one call of an environment.
         run_id: Begins every request id, so that two runs on one server do not meet.
         backoff: Seconds before the second attempt; doubled before each further one, 10 at most.
     """
@@ -75,6 +77,7 @@ class RolloutCollector:
     concurrency: int
     attempts: int
     seconds: float
+    environment_seconds: float
     run_id: str
     backoff: float = 0.2
     counts: Attempts = field(default_factory=Attempts)
@@ -106,7 +109,7 @@ class RolloutCollector:
             completions = await together(
                 self._score(prompt, before, index, one) for index, one in enumerate(completions)
             )
-        return await asyncio.to_thread(self._reward, prompt, completions)
+        return await self._reward(prompt, completions)
 
     async def _sample(
         self, prompt: Prompt, token_ids: list[int], n: int, seed: int, name: str, weight_version: int
@@ -260,29 +263,32 @@ class RolloutCollector:
         environment = prompt.source.environment
         if not isinstance(environment, MultiTurn):
             return None
-        try:
-            return await asyncio.to_thread(environment.reply, prompt.example, texts)
-        except Exception as error:
-            raise EnvironmentFaultError(
-                f"environment of source {prompt.source.name}: rollout {prompt.group}/{index}: reply to turn "
-                f"{len(texts)} raised {type(error).__name__}: {error}"
-            ) from error
+        return await call_environment(
+            environment.reply,
+            prompt.example,
+            texts,
+            seconds=self.environment_seconds,
+            what=f"{_where(prompt, index)}: reply to turn {len(texts)}",
+        )
 
-    def _reward(self, prompt: Prompt, completions: list[Completion]) -> Group:
+    async def _reward(self, prompt: Prompt, completions: list[Completion]) -> Group:
         rewards: list[float] = []
         for index, completion in enumerate(completions):
-            text = self._text_of_last_turn(completion)
-            where = f"environment of source {prompt.source.name}: rollout {prompt.group}/{index}"
-            try:
-                reward = float(prompt.source.environment.reward(prompt.example, text))
-            except Exception as error:
-                raise EnvironmentFaultError(
-                    f"{where}: reward raised {type(error).__name__}: {error}"
-                ) from error
+            reward = await call_environment(
+                lambda text: float(prompt.source.environment.reward(prompt.example, text)),
+                self._text_of_last_turn(completion),
+                seconds=self.environment_seconds,
+                what=f"{_where(prompt, index)}: reward",
+            )
             if not math.isfinite(reward):
+                where = _where(prompt, index)
                 raise EnvironmentFaultError(f"{where}: reward {reward} is not a finite number")
             rewards.append(reward)
         return Group(prompt, completions, rewards)
+
+
+def _where(prompt: Prompt, index: int) -> str:
+    return f"environment of source {prompt.source.name}: rollout {prompt.group}/{index}"
 
 
 def generate_body(prompt: Prompt, token_ids: list[int], n: int, seed: int, request_id: str) -> dict[str, Any]:

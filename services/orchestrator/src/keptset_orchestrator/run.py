@@ -217,6 +217,7 @@ class _Loop:
                 concurrency=settings.max_concurrent_requests,
                 attempts=settings.request_attempts,
                 seconds=settings.request_timeout,
+                environment_seconds=settings.environment_timeout,
                 run_id=self.run_id,
                 counts=attempts,
             )

@@ -111,8 +111,20 @@ class ChatTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of all ids, special tokens included."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        """The text of all ids, special tokens included.
+
+        An id that the tokenizer has not (a model's head may be padded beyond it) shows as U+FFFD: left out,
+        as the library would, a reward would be for a text that was not sampled.
+        """
+        known = [id_ if self._tokenizer.id_to_token(id_) is not None else None for id_ in token_ids]
+        parts, run = list[str](), list[int]()
+        for id_ in known:
+            if id_ is not None:
+                run.append(id_)
+                continue
+            parts += [self._tokenizer.decode(run, skip_special_tokens=False), "\ufffd"]
+            run = []
+        return "".join([*parts, self._tokenizer.decode(run, skip_special_tokens=False)])
 
     def completion_text(self, token_ids: Sequence[int], stop_token_id: int | None = None) -> str:
         """The text of sampled ids without the token that ended them (eos, or the given stop token).
