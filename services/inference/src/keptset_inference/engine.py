@@ -11,6 +11,7 @@ from kept_tokens.versions import BASE
 
 from .arguments import resolved_config
 from .capture.csr import keep_csr
+from .generate.logprobs import keep_logprob_rows
 from .proof import prove_capture
 
 
@@ -22,6 +23,7 @@ async def running_engine(arguments: AsyncEngineArgs, *, capture: bool) -> AsyncI
         StartError: see `arguments` and `proof`.
     """
     config = resolved_config(arguments, capture=capture)
+    keep_logprob_rows()
     if capture:
         keep_csr()
     engine = AsyncLLM.from_vllm_config(

@@ -10,6 +10,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.outputs import SamplingMaskLists
 
 from .capture.flag import WIDTH, mark
+from .capture.packed import unpack_rows
 from .errors import StartError
 
 logger = logging.getLogger("vllm.keptset")
@@ -80,8 +81,8 @@ async def _probe(engine: AsyncLLM, rank: int) -> None:
     except TimeoutError:
         raise StartError(f"rank {rank} did not finish two tokens within {PROOF_SECONDS:.0f} s") from None
     sets = output.sampling_mask.token_ids if output is not None and output.sampling_mask is not None else []
-    sizes = [len(chunk.token_ids) for chunk in sets if isinstance(chunk, SamplingMaskLists)]
-    if sizes != [2, 2]:
+    arrays = [chunk for chunk in sets if isinstance(chunk, SamplingMaskLists)]
+    if len(arrays) != 2 or unpack_rows(arrays)[2].counts.tolist() != [2, 2]:
         raise StartError(
             f"capture is not in place: the scheduler of rank {rank} passed on {sets}, not two sets of 2"
         )

@@ -9,7 +9,7 @@ import pytest
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, SamplingMask, WeightVersionSpan
 from vllm.sampling_params import SamplingParams
-from vllm.v1.outputs import SamplingMaskLists
+from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 
 from kept_tokens import KeptTokens
 from kept_tokens.answers import GenerateAnswer
@@ -19,6 +19,7 @@ from keptset_inference.errors import RequestError
 from keptset_inference.generate.binary_answer import binary_answer
 from keptset_inference.generate.completion import completion
 from keptset_inference.generate.json_answer import NO_EVIDENCE, json_choice, prompt_logprobs
+from keptset_inference.generate.logprobs import LogprobRows
 from keptset_inference.generate.sampling import Sampling
 
 SETS = [[3, 17], [5], [2, 5, 9]]
@@ -33,17 +34,15 @@ def chunks(sets: list[list[int]]) -> list[SamplingMaskLists]:
     return [pair, *(SamplingMaskLists(np.array(row, np.int32)) for row in sets[2:])]
 
 
-def flat(tokens: list[int], values: list[float], candidates: int = 0) -> FlatLogprobs:
-    logprobs = FlatLogprobs()
+def flat(tokens: list[int], values: list[float], candidates: int = 0) -> LogprobRows:
+    """As the output processor fills them: one step a token."""
+    rows = LogprobRows()
     for token, value in zip(tokens, values, strict=True):
-        others = [900 + i for i in range(candidates)]
-        logprobs.append_fast(
-            [token, *others],
-            [value, *(-0.5 - i if i == 0 else -np.inf for i in range(candidates))],
-            iter([1, *range(1, candidates + 1)]),
-            [None] * (candidates + 1),
-        )
-    return logprobs
+        ids = [[token, *(900 + i for i in range(candidates))]]
+        logprobs = [[value, *(-0.5 if i == 0 else -np.inf for i in range(candidates))]]
+        step = LogprobsLists(np.array(ids, np.int32), np.array(logprobs, np.float32), np.array([1]))
+        rows.append(step, candidates)
+    return rows
 
 
 def output(tokens=TOKENS, sets=SETS, values=(-0.25, 0.0, -1.5), candidates=0, **changes) -> CompletionOutput:
@@ -160,6 +159,8 @@ def test_fewer_logprobs_than_tokens_fail_the_request():
         answer(output(logprobs=flat(TOKENS[:2], [-1.0, -1.0])))
     with pytest.raises(RequestError, match="none logprobs for 3 tokens"):
         answer(output(logprobs=None))
+    with pytest.raises(RequestError, match="3 logprobs"):
+        answer(output(logprobs=[{}, {}, {}]))
 
 
 def test_an_output_without_tokens_is_whole():

@@ -20,14 +20,15 @@ def keep_csr() -> None:
 
 def kept_tokens(chunks: Sequence[SamplingMaskLists]) -> KeptTokens:
     """The sets of consecutive tokens, in order; a chunk without offsets is one token."""
-    ids = [chunk.token_ids for chunk in chunks]
-    counts = [
-        np.array([len(chunk.token_ids)], np.int32) if chunk.offsets is None else np.diff(chunk.offsets)
-        for chunk in chunks
-    ]
     if not chunks:
         return KeptTokens((), ())
-    return KeptTokens(np.concatenate(ids), np.concatenate(counts).astype(np.int32), copy=False)
+    if all(chunk.offsets is None for chunk in chunks):
+        counts = np.fromiter((chunk.token_ids.size for chunk in chunks), np.int32, len(chunks))
+    else:
+        counts = np.concatenate(
+            [[chunk.token_ids.size] if chunk.offsets is None else np.diff(chunk.offsets) for chunk in chunks]
+        ).astype(np.int32)
+    return KeptTokens(np.concatenate([chunk.token_ids for chunk in chunks]), counts, copy=False)
 
 
 __all__ = ["keep_csr", "kept_tokens"]

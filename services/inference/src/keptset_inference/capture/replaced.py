@@ -109,6 +109,30 @@ PIECES = (
         "masks that reach CompletionOutput as arrays",
     ),
     Piece(
+        "vllm.logprobs:create_sample_logprobs",
+        "replaced in the process of the API: makes LogprobRows for requests with flat_logprobs",
+        "Python objects of every token cost 5 us each; arrays are what we answer with",
+        "logprobs that reach CompletionOutput as arrays",
+    ),
+    Piece(
+        "vllm.v1.engine.logprobs:LogprobsProcessor._update_sample_logprobs",
+        "replaced in the process of the API, for requests with LogprobRows",
+        "the same",
+        "logprobs that reach CompletionOutput as arrays",
+    ),
+    Piece(
+        "vllm.v1.engine.logprobs:LogprobsProcessor.from_new_request",
+        "relied on: asks create_sample_logprobs for the container",
+        "the same",
+        "logprobs that reach CompletionOutput as arrays",
+    ),
+    Piece(
+        "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
+        "relied on: takes sets without logprobs, as `capture.packed` sends them",
+        "one array a token instead of four",
+        "engine messages that are columns",
+    ),
+    Piece(
         "vllm.outputs:RequestOutput.add",
         "relied on: merges the chunks of a slow reader by extending lists",
         "the same",

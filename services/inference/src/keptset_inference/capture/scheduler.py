@@ -15,6 +15,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from .columns import split_columns
 from .flag import is_marked
+from .packed import can_pack, pack_rows, without_head
 
 logger = init_logger("vllm.keptset.scheduler")
 
@@ -29,17 +30,36 @@ class _WithKeptSets:
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
         wants = {
-            request_id
+            request_id: request.sampling_params
             for request_id in scheduler_output.num_scheduled_tokens
             if (request := self.requests.get(request_id)) is not None and is_marked(request.sampling_params)
         }
         move_columns(model_runner_output)
+        packed = pack(model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
             for output in client.outputs:
                 if output.request_id not in wants:
                     output.new_sampling_mask = None  # vLLM cut an empty one for every row of the step
+                elif packed and output.new_sampling_mask is not None:
+                    if can_pack(wants[output.request_id]):
+                        output.new_logprobs = None
+                    else:
+                        output.new_sampling_mask = without_head(output.new_sampling_mask)
         return outputs
+
+
+def pack(output: ModelRunnerOutput) -> bool:
+    """Let one array carry sets, logprobs and ranks of each row, in place; not if a row may have sampled
+    several tokens.
+    """
+    logprobs, masks = output.logprobs, output.sampling_masks
+    if logprobs is None or masks is None or masks.cu_num_generated_tokens is not None:
+        return False
+    if logprobs.cu_num_generated_tokens is not None:
+        return False
+    output.sampling_masks = pack_rows(logprobs, masks)
+    return True
 
 
 def move_columns(output: ModelRunnerOutput) -> None:

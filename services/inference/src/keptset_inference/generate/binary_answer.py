@@ -1,11 +1,11 @@
 """Answers as MessagePack: the arrays as they are, 12 bytes a token and 4 a kept id."""
 
 import numpy as np
-from vllm.logprobs import FlatLogprobs
 
 from kept_tokens.answers import Choice, GenerateAnswer, TopLogprobs, VersionSpan
 
 from .completion import Completion
+from .logprobs import NO_ID, TokenLogprobs
 
 
 def binary_answer(
@@ -27,7 +27,7 @@ def _choice(choice: Completion, candidates: bool) -> Choice:
     return Choice.build(
         choice.index,
         choice.token_ids,
-        logprobs=None if choice.logprobs is None else choice.sampled_logprobs,
+        logprobs=None if choice.logprobs is None else choice.logprobs.logprobs[:, 0],
         kept=choice.kept,
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
@@ -36,16 +36,12 @@ def _choice(choice: Completion, candidates: bool) -> Choice:
     )
 
 
-def _candidates(flat: FlatLogprobs) -> TopLogprobs:
+def _candidates(logprobs: TokenLogprobs) -> TopLogprobs:
     """The most likely tokens of each position, without those that are masked out."""
-    ids = np.asarray(flat.token_ids, np.int32)
-    logprobs = np.asarray(flat.logprobs, np.float32)
-    starts, ends = np.asarray(flat.start_indices, np.int64), np.asarray(flat.end_indices, np.int64)
-    keep = np.isfinite(logprobs)
-    keep[starts] = False  # the sampled token, which has a place of its own
-    kept_before = np.concatenate(([0], np.cumsum(keep)))
-    counts = (kept_before[ends] - kept_before[starts]).astype(np.int32)
-    return TopLogprobs(ids[keep].tobytes(), logprobs[keep].tobytes(), counts.tobytes())
+    ids, values = logprobs.token_ids[:, 1:], logprobs.logprobs[:, 1:]
+    keep = np.isfinite(values) & (ids != NO_ID)
+    counts = keep.sum(1, dtype=np.int32)
+    return TopLogprobs(ids[keep].tobytes(), values[keep].tobytes(), counts.tobytes())
 
 
 __all__ = ["binary_answer"]

@@ -2,18 +2,18 @@
 fails.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, WeightVersionSpan
 
 from kept_tokens import KeptTokens, KeptTokensError
 
 from ..capture.csr import kept_tokens
+from ..capture.packed import can_pack, unpack_rows
 from ..errors import RequestError
+from .logprobs import LogprobRows, TokenLogprobs
 from .sampling import Sampling
 
 
@@ -27,19 +27,12 @@ class Completion:
     included."""
     finish_reason: str | None
     stop_reason: int | str | None
-    logprobs: FlatLogprobs | None
-    """T positions, the sampled token first in each; None if the client wants none."""
+    logprobs: TokenLogprobs | None
+    """None if the client wants none."""
     kept: KeptTokens | None
     """T sets; None if the request gets none."""
     weight_versions: list[WeightVersionSpan] | None
     routed_experts: np.ndarray | None
-
-    @property
-    def sampled_logprobs(self) -> np.ndarray:
-        """float32 [T], the sampled tokens'."""
-        assert self.logprobs is not None
-        values = self.logprobs.logprobs
-        return np.array([values[start] for start in self.logprobs.start_indices], np.float32)
 
 
 def completion(output: CompletionOutput, sampling: Sampling, vocab_size: int) -> Completion:
@@ -51,8 +44,10 @@ def completion(output: CompletionOutput, sampling: Sampling, vocab_size: int) ->
     if output.finish_reason == "error":
         raise RequestError("the engine gave the request up (finish_reason = error)", 500, "engine_error")
     token_ids = np.asarray(output.token_ids, np.int32)
-    logprobs = _logprobs(output, sampling, len(token_ids))
-    kept = _kept(output, token_ids, vocab_size) if sampling.masked else None
+    kept, packed = _kept(output, sampling, token_ids, vocab_size) if sampling.masked else (None, None)
+    logprobs = packed or _logprobs(output, sampling, len(token_ids))
+    if sampling.masked and logprobs is not None:
+        _check_sampled(output, logprobs.logprobs[:, 0])
     return Completion(
         index=output.index,
         token_ids=token_ids,
@@ -65,30 +60,43 @@ def completion(output: CompletionOutput, sampling: Sampling, vocab_size: int) ->
     )
 
 
-def _logprobs(output: CompletionOutput, sampling: Sampling, num_tokens: int) -> FlatLogprobs | None:
-    flat = output.logprobs
+def _logprobs(output: CompletionOutput, sampling: Sampling, num_tokens: int) -> TokenLogprobs | None:
+    rows = output.logprobs
     if sampling.params.num_logprobs is None:
         return None
     if num_tokens == 0:
-        return FlatLogprobs()
-    if not isinstance(flat, FlatLogprobs) or len(flat) != num_tokens:
-        there = "none" if flat is None else str(len(flat))
+        return LogprobRows().arrays()
+    if not isinstance(rows, LogprobRows) or len(rows) != num_tokens:
+        there = "none" if rows is None else str(len(rows))
         raise _failed(output, f"{there} logprobs for {num_tokens} tokens")
-    if sampling.masked:
-        for position, start in enumerate(flat.start_indices):
-            value = flat.logprobs[start]
-            if not math.isfinite(value) or value > 0:
-                raise _failed(output, f"the logprob of token {position} is {value}, no finite number <= 0")
-    return flat
+    return rows.arrays()
 
 
-def _kept(output: CompletionOutput, token_ids: np.ndarray, vocab_size: int) -> KeptTokens:
+def _check_sampled(output: CompletionOutput, sampled: np.ndarray) -> None:
+    wrong = ~(np.isfinite(sampled) & (sampled <= 0))
+    if wrong.any():
+        position = int(wrong.argmax())
+        raise _failed(
+            output, f"the logprob of token {position} is {sampled[position]!s}, no finite number <= 0"
+        )
+
+
+def _kept(
+    output: CompletionOutput, sampling: Sampling, token_ids: np.ndarray, vocab_size: int
+) -> tuple[KeptTokens, TokenLogprobs | None]:
+    """The sets, and the logprobs if they travelled with them (`capture.packed`)."""
     chunks: Any = output.sampling_mask.token_ids if output.sampling_mask is not None else ()
+    logprobs = None
     try:
-        kept = kept_tokens(chunks)
-        return kept.check(len(token_ids), vocab_size, token_ids, require_masks=True)
+        if chunks and can_pack(sampling.params) and not output.logprobs:
+            ranks, values, kept = unpack_rows(chunks)
+            logprobs = TokenLogprobs(token_ids[:, None], values[:, None], ranks)
+        else:
+            kept = kept_tokens(chunks)
+        kept.check(len(token_ids), vocab_size, token_ids, require_masks=True)
     except KeptTokensError as error:
         raise _failed(output, f"the kept sets that were recorded are wrong: {error}") from error
+    return kept, logprobs
 
 
 def _failed(output: CompletionOutput, what: str) -> RequestError:

@@ -15,59 +15,72 @@ from vllm.logprobs import FlatLogprobs
 
 from ..state import KeptTokensFormat
 from .completion import Completion
-
-NO_EVIDENCE = -9999.0
-"""Stands for a logprob that is no finite number: JSON has no -inf. Never sent for a sampled token with a
-set."""
+from .json_text import NO_EVIDENCE, items, rows_of, short_floats
+from .logprobs import NO_ID, TokenLogprobs
 
 
-class Candidate(msgspec.Struct):
-    """One of the most likely tokens of a position."""
+def logprobs_content(logprobs: TokenLogprobs) -> bytes:
+    """One entry a token, as JSON text.
 
-    token: str
-    """`token_id:17`, for clients written against vLLM 0.26 to 0.30."""
-    token_id: int
-    """For clients of vLLM 0.32."""
-    logprob: float
-    rank: int | None
-    bytes: None = None
-
-
-class Position(Candidate):
-    """The sampled token of a position, and the most likely ones, best first."""
-
-    top_logprobs: list[Candidate] = []
-
-
-def logprobs_content(flat: FlatLogprobs) -> list[Position]:
-    """One entry a token."""
-    ids, values, ranks = flat.token_ids, flat.logprobs, flat.ranks
-    content = []
-    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
-        top = [
-            Candidate(f"token_id:{ids[i]}", ids[i], _finite(values[i]), ranks[i] or None)
-            for i in range(start + 1, end)
+    `token` is for clients written against vLLM 0.26 to 0.30, `token_id` for those of 0.32.
+    """
+    ids, values, ranks = logprobs
+    sampled = items(ids[:, 0])
+    candidates: bytes | list[bytes] = b"[]"
+    if ids.shape[1] > 1:
+        candidates = _candidates(ids[:, 1:], values[:, 1:])
+    return rows_of(
+        [
+            b'{"token":"token_id:',
+            sampled,
+            b'","token_id":',
+            sampled,
+            b',"logprob":',
+            items(short_floats(values[:, 0])),
+            b',"rank":',
+            items([rank or None for rank in ranks.tolist()]),
+            b',"bytes":null,"top_logprobs":',
+            candidates,
+            b"}",
         ]
-        content.append(
-            Position(
-                f"token_id:{ids[start]}",
-                ids[start],
-                _finite(values[start]),
-                ranks[start] or None,
-                top_logprobs=top,
+    )
+
+
+def _candidates(ids: np.ndarray, values: np.ndarray) -> list[bytes]:
+    """The most likely ids of each position, best first."""
+    ranks = items(list(range(1, 1 + ids.shape[1])))
+    entries = []
+    for row, known, logprobs in zip(ids, ids != NO_ID, short_floats(values), strict=True):
+        there = items(row[known])
+        entries.append(
+            rows_of(
+                [
+                    b'{"token":"token_id:',
+                    there,
+                    b'","token_id":',
+                    there,
+                    b',"logprob":',
+                    items(logprobs[known]),
+                    b',"rank":',
+                    ranks[: len(there)],
+                    b',"bytes":null}',
+                ]
             )
         )
-    return content
+    return entries
 
 
 def json_choice(choice: Completion, dialect: KeptTokensFormat) -> dict[str, Any]:
     """One choice, ready for msgspec; only the fields of the dialect that was asked for are there."""
+    logprobs = None
+    if choice.logprobs is not None:
+        logprobs = {"content": msgspec.Raw(logprobs_content(choice.logprobs))}
     answer: dict[str, Any] = {
         "index": choice.index,
         "token_ids": choice.token_ids.tolist(),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
-        "logprobs": None if choice.logprobs is None else {"content": logprobs_content(choice.logprobs)},
+        "logprobs": logprobs,
     }
     if dialect != "sampling_mask":
         answer["kept_tokens"] = None if choice.kept is None else choice.kept.to_base64()
