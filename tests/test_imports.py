@@ -96,8 +96,8 @@ def test_libs_bring_little_along(imports, package):
     assert imports[package].keys() - {package} <= FEW_THIRD_PARTIES[package]
 
 
-IN_THE_ENGINE = ("capture/", "cpu_heads.py")
-"""Parts of the inference service that run inside the engine's processes; only those handle tensors."""
+IN_THE_ENGINE = "capture/"
+"""Runs inside the engine's processes; only this part of the inference service handles tensors."""
 
 
 def test_torch_stays_where_tensors_are(imports):
@@ -122,7 +122,7 @@ def test_what_is_imported_is_declared(imports, package):
         for requirement in project.get("dependencies", [])
     }
     # vllm is one package under two names, so it stands in the pins of a profile; the others come with it.
-    by_profile = {"vllm", "torch", "huggingface_hub"} if package == "keptset_inference" else set()
+    by_profile = {"vllm", "torch", "triton", "huggingface_hub"} if package == "keptset_inference" else set()
     used = imports[package].keys() - {package} - by_profile
     undeclared = {
         name: imports[package][name]

@@ -34,6 +34,13 @@ class InferenceSettings(Table):
     capture: Literal["auto", "v1", "native"] = "auto"
     """How to capture, if at all: our own on the V1 model runner, or vLLM's native masks on the V2 runner."""
 
+    mask_padded_ids: bool = True
+    """Requests with kept sets sample no id that the tokenizer does not have (heads are often padded beyond
+    it). The mask acts before everything else, so such ids are in no kept set."""
+
+    fp32_lm_head: bool = False
+    """Compute the logits in float32, whatever the model's type (vLLM's `hf_overrides.head_dtype`)."""
+
     kept_tokens_format: Literal["kept_tokens", "sampling_mask", "both"] = "kept_tokens"
     """JSON dialect of the kept sets; a request may ask for another with the header X-Kept-Tokens-Format."""
 

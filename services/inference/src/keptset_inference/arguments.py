@@ -57,6 +57,8 @@ def engine_arguments(settings: InferenceSettings) -> AsyncEngineArgs:
             hint = did_you_mean(name, known, "see `vllm serve --help` for the names")
             raise StartError(f"inference.vllm.{name}: vLLM has no such engine argument, {hint}")
     given = _defaults() | settings.vllm
+    if settings.fp32_lm_head:
+        given["hf_overrides"] = _float32_head(given.get("hf_overrides"))
     if settings.enable_return_sampling_mask:
         _refuse(given)
     try:
@@ -74,6 +76,22 @@ def _defaults() -> dict[str, Any]:
     if current_platform.is_cpu():
         defaults["enforce_eager"] = True
     return defaults
+
+
+def _float32_head(overrides: Any) -> dict[str, Any]:
+    """What vLLM calls a head that computes in float32, among the other overrides."""
+    if overrides is not None and not isinstance(overrides, dict):
+        raise StartError(
+            f"inference.vllm.hf_overrides = {overrides!r} does not go with inference.fp32_lm_head: make it a "
+            "table, or set head_dtype there yourself"
+        )
+    dtype = (overrides or {}).get("head_dtype", "float32")
+    if dtype != "float32":
+        raise StartError(
+            f"inference.vllm.hf_overrides.head_dtype = {dtype!r} contradicts inference.fp32_lm_head = true: "
+            "leave one of them out"
+        )
+    return {**(overrides or {}), "head_dtype": "float32"}
 
 
 def _refuse(given: dict[str, Any]) -> None:

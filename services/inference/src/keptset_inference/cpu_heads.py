@@ -6,7 +6,8 @@ packed copy stays the old one, and every logit is that of the new layers under t
 ratios up to 0.3 after thirty steps of the demo).
 """
 
-import torch
+from typing import Any
+
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 
@@ -15,7 +16,7 @@ TOLERANCE = 1e-2
 matrix that matter."""
 
 
-def pack_heads(model: torch.nn.Module) -> None:
+def pack_heads(model: Any) -> None:
     """Pack every unquantised head of the model from the weight that it holds now, and see that it computes
     with it.
 
@@ -29,12 +30,12 @@ def pack_heads(model: torch.nn.Module) -> None:
 
 
 def _prove(name: str, head: ParallelLMHead) -> None:
-    rows = min(8, head.weight.shape[1])
-    hidden = torch.eye(rows, head.weight.shape[1], dtype=head.weight.dtype)
+    width = head.weight.shape[1]
+    hidden = head.weight.new_zeros(min(8, width), width).fill_diagonal_(1)
     got = head.quant_method.apply(head, hidden).float()
     wanted = (hidden @ head.weight.T).float()
     worst = float((got - wanted).abs().max())
-    if not worst <= TOLERANCE * max(float(wanted.abs().max()), torch.finfo(torch.float32).tiny):
+    if not worst <= TOLERANCE * max(float(wanted.abs().max()), 1e-30):
         raise RuntimeError(
             f"{name} does not compute with the weights that were loaded (off by {worst:g}): "
             "restart the server to load them from the start"

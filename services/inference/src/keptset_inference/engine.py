@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.logger import init_logger
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -11,18 +12,29 @@ from kept_tokens.versions import BASE
 
 from .arguments import resolved_config
 from .capture.csr import keep_csr
+from .capture.padding import mask_unknown_ids
 from .generate.logprobs import keep_logprob_rows
 from .proof import prove_capture
 
+logger = init_logger("vllm.keptset.engine")
+
 
 @asynccontextmanager
-async def running_engine(arguments: AsyncEngineArgs, *, capture: bool) -> AsyncIterator[AsyncLLM]:
+async def running_engine(
+    arguments: AsyncEngineArgs, *, capture: bool, mask_padded_ids: bool
+) -> AsyncIterator[AsyncLLM]:
     """Start vLLM's engine and, with capture, prove it; shut it down at the end, whatever happened.
 
     Raises:
         StartError: see `arguments` and `proof`.
     """
     config = resolved_config(arguments, capture=capture)
+    if (
+        capture
+        and mask_padded_ids
+        and (known := mask_unknown_ids(config)) < (vocabulary := config.model_config.get_vocab_size())
+    ):
+        logger.info("requests with kept sets sample the tokenizer's %d ids of %d", known, vocabulary)
     keep_logprob_rows()
     if capture:
         keep_csr()

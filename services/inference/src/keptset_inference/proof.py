@@ -37,10 +37,17 @@ async def prove_capture(engine: AsyncLLM) -> None:
         ):
             raise StartError(f"capture is not in place in worker {report['rank']}: {report}")
         logger.info("capture v1, %d ids wide, is in place in worker %s: %s", WIDTH, report["rank"], report)
-    await _everywhere(engine, "keptset_keep_random_state")
-    for rank in range(engine.vllm_config.parallel_config.data_parallel_size):
+    await _everywhere(engine, "keptset_begin_proof")
+    ranks = engine.vllm_config.parallel_config.data_parallel_size
+    for rank in range(ranks):
         await _probe(engine, rank)
-    await _everywhere(engine, "keptset_put_random_state_back")
+    counts = await _everywhere(engine, "keptset_end_proof")
+    right, wrong = (sum(count[i] for count in counts) for i in (0, 1))
+    if wrong or right < 2 * ranks:
+        raise StartError(
+            f"capture is not exact here: {right} rows of the proof's requests were recorded as they were "
+            f"sampled from, {wrong} were not"
+        )
 
 
 async def _everywhere(engine: AsyncLLM, method: str) -> list[Any]:

@@ -45,7 +45,9 @@ async def serve(settings: InferenceSettings) -> None:
     capture = settings.enable_return_sampling_mask
     arguments = engine_arguments(settings)
     with _bound_socket(settings.host, settings.port) as listener:
-        async with running_engine(arguments, capture=capture) as engine:
+        async with running_engine(
+            arguments, capture=capture, mask_padded_ids=settings.mask_padded_ids
+        ) as engine:
             facts = engine_facts(settings, engine.vllm_config, capture=capture)
             app = await build(settings, arguments, engine, facts)
             logger.info(
@@ -84,7 +86,6 @@ def engine_facts(settings: InferenceSettings, config: VllmConfig, *, capture: bo
         served_names=tuple([names] if isinstance(names, str) else names),
         vocab_size=model.get_vocab_size(),
         max_model_len=model.max_model_len,
-        max_num_seqs=config.scheduler_config.max_num_seqs,
         width=WIDTH if capture else None,
         tokenizer=not model.skip_tokenizer_init,
         watermarking=config.watermark_config is not None,

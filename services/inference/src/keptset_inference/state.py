@@ -20,8 +20,6 @@ class EngineFacts:
     """Columns of the logits."""
     max_model_len: int
     """Prompt and completion together, in tokens."""
-    max_num_seqs: int
-    """Sequences that run at the same time."""
     width: int | None
     """The most ids of a kept set that can be recorded; None: capture is off."""
     tokenizer: bool = True

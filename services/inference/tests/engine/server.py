@@ -162,6 +162,7 @@ def keptset_server(
     api_key: str | None = None,
     weights: Path | None = None,
     kept_tokens_format: str | None = None,
+    mask_padded_ids: bool | None = None,
     threads: int = 1,
     **engine,
 ) -> Iterator[Server]:
@@ -175,6 +176,7 @@ def keptset_server(
         weights_dir=None if weights is None else str(weights),
         enable_return_sampling_mask=capture,
         kept_tokens_format=kept_tokens_format,
+        mask_padded_ids=mask_padded_ids,
         vllm=ENGINE | engine,
     )
     process = Process(command(config), directory / "server.log", threads)

@@ -32,6 +32,7 @@ def large(tmp_path_factory, large_versions):
         large_versions.base,
         weights=large_versions.root,
         kept_tokens_format="both",
+        mask_padded_ids=False,  # the tokenizer has 261 ids
         threads=2,
         max_model_len=256,
         max_num_seqs=16,

@@ -1,6 +1,10 @@
 """What the server refuses and how it says so, who may ask at all, and which routes exist."""
 
+import numpy as np
 import pytest
+
+from kept_tokens.answers import GenerateAnswer
+from kept_tokens.messages import decode
 
 from ..models.tokenizer import byte_ids
 from .answers import error_of, of_json
@@ -55,6 +59,12 @@ def test_greedy_with_required_masks_is_refused(tiny):
     assert refused.status_code == 400
     assert "temperature" in error_of(refused)
     assert ask(tiny, {"temperature": 0.0, "max_tokens": 2}).status_code == 200
+
+
+def test_more_choices_than_sequences_at_a_time_wait_their_turn(tiny):
+    answer = ask(tiny, CUT | {"n": 20})
+    assert answer.status_code == 200, answer.text
+    assert [len(choice.kept) for choice in of_json(answer.json())] == [3] * 20
 
 
 async def test_each_way_to_limit_support_gets_masks_by_itself(tiny, tiny_versions, evidence):
@@ -193,3 +203,20 @@ def test_developer_routes_are_closed(tiny):
     for path in closed:
         for method in ("GET", "POST"):
             assert tiny.call(method, path).status_code in (404, 405), (method, path)
+
+
+def test_msgpack_carries_the_most_likely_tokens_of_the_json(tiny):
+    params = {"top_k": 20, "top_p": 0.9, "max_tokens": 6, "logprobs": 4, "seed": 5, "ignore_eos": True}
+    body = {"token_ids": [20, 30, 40], "sampling_params": params}
+    (from_json,) = of_json(tiny.generate(body).json())
+    answer = decode(tiny.generate(body, Accept="application/msgpack").content, GenerateAnswer)
+    top = answer.choices[0].top_logprobs
+    assert np.frombuffer(answer.choices[0].token_ids, "<i4").tolist() == from_json.token_ids
+    counts = np.frombuffer(top.counts, "<i4")
+    ids, values = np.frombuffer(top.ids, "<i4"), np.frombuffer(top.logprobs, "<f4")
+    ends = np.cumsum(counts)
+    for position, expected in enumerate(from_json.top):
+        place = slice(ends[position] - counts[position], ends[position])
+        finite = {i: value for i, value in expected.items() if value > -9999}
+        assert dict(zip(ids[place].tolist(), values[place].tolist(), strict=True)) == pytest.approx(finite)
+    assert counts.max() == 4

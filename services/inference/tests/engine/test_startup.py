@@ -1,4 +1,7 @@
-"""Where it would be biased or open, the server does not start: a line says why, no process stays."""
+"""Where it would be biased or open, the server does not start: a line says why, no process stays.
+
+One of each kind; what else is refused, and with which words, is in the unit tests.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,16 +18,7 @@ REFUSED = {
         {},
         ["speculative_config"],
     ),
-    "a foreign logits processor": ({"logits_processors": ["somebody:Else"]}, {}, ["logits_processors"]),
-    "another worker": ({"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}, {}, ["worker_cls"]),
-    "another scheduler": (
-        {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"},
-        {},
-        ["scheduler_cls"],
-    ),
-    "the model's sampling defaults": ({"generation_config": "auto"}, {}, ["generation_config"]),
     "developer mode": ({}, {"VLLM_SERVER_DEV_MODE": "1"}, ["VLLM_SERVER_DEV_MODE", "unset"]),
-    "the other model runner": ({}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, ["VLLM_USE_V2_MODEL_RUNNER"]),
     "an unknown engine argument": ({"max_model_length": 64}, {}, ["max_model_length", "max_model_len"]),
 }  # fmt: skip
 

@@ -20,6 +20,11 @@ def large_vocabulary_model(seed: int, *, sharpness: float = 8.0) -> Qwen3ForCaus
     return _model(seed, LARGE_VOCABULARY, tied=False, sharpness=sharpness)
 
 
+def padded_model(seed: int) -> Qwen3ForCausalLM:
+    """261 ids of the tokenizer and 39 rows of the head beyond them, as likely as any."""
+    return _model(seed, VOCABULARY + 39, tied=False, sharpness=2.0)
+
+
 def _model(seed: int, vocabulary: int, *, tied: bool, sharpness: float) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     hidden = 32  # few terms in every sum: float32 logits of two programs agree to a few millionths

@@ -10,7 +10,6 @@ def facts(**changes) -> EngineFacts:
         "served_names": ("/models/tiny",),
         "vocab_size": 1000,
         "max_model_len": 64,
-        "max_num_seqs": 8,
         "width": 512,
     }
     return EngineFacts(**values | changes)

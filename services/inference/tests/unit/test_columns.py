@@ -1,13 +1,10 @@
 """What the sampler appends and what the scheduler takes off again."""
 
 import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput, SamplingMaskLists
 
-from keptset_inference.capture.columns import NO_SET, PAD, columns_on_device, columns_on_host, split_columns
+from keptset_inference.capture.columns import split_columns
+from keptset_inference.capture.cut import NO_SET, PAD
 from keptset_inference.capture.scheduler import move_columns
 
 
@@ -16,22 +13,6 @@ def lists(columns: np.ndarray, logprobs: int = 0) -> LogprobsLists:
     rows = len(columns)
     ids = np.concatenate((np.full((rows, 1 + logprobs), 7, np.int32), columns), axis=1)
     return LogprobsLists(ids, np.zeros((rows, 1 + logprobs), np.float32), np.zeros(rows, np.int32))
-
-
-@pytest.mark.parametrize("columns_of", [columns_on_host, columns_on_device])
-@given(seed=st.integers(0, 2**31), width=st.integers(1, 40), density=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
-@settings(max_examples=80, deadline=None)
-def test_columns_are_the_finite_ids_in_ascending_order(columns_of, seed, width, density):
-    generator = torch.Generator().manual_seed(seed)
-    logprobs = torch.where(torch.rand(4, 60, generator=generator) < density, -1.0, -torch.inf)
-    columns = columns_of(logprobs, width)
-    assert columns.dtype == torch.int32
-    assert columns.shape == (4, 1 + width)
-    for row in range(4):
-        ids = torch.isfinite(logprobs[row]).nonzero().flatten().tolist()
-        assert columns[row, 0] == len(ids), "the size is that of the whole row, also where it does not fit"
-        if len(ids) <= width:
-            assert columns[row, 1:].tolist() == ids + [PAD] * (width - len(ids))
 
 
 def test_nothing_is_split_off_where_nothing_was_appended():
@@ -60,6 +41,12 @@ def test_a_set_that_is_too_large_or_lacks_its_token_is_dropped_and_reported():
 
 def test_padding_is_never_taken_for_the_sampled_id():
     _, masks, problems = split_columns(lists(np.array([[1, 4, PAD]], np.int32)), np.array([PAD]))
+    assert len(problems) == 1
+    assert masks.token_ids.size == 0
+
+
+def test_a_row_that_holds_no_numbers_is_reported():
+    _, masks, problems = split_columns(lists(np.array([[PAD, 1, 2]], np.int32)), np.array([1]))
     assert len(problems) == 1
     assert masks.token_ids.size == 0
 

@@ -1,15 +1,20 @@
 """Who wants a set, while requests join, leave and move; and who may ask."""
 
+import dataclasses
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+from vllm.v1.sample.metadata import SamplingMetadata
 
 from keptset_inference.capture.bounds import widest_set
+from keptset_inference.capture.cut import NO_SET
 from keptset_inference.capture.flag import FLAG, is_marked, mark
+from keptset_inference.capture.padding import KEY
 from keptset_inference.capture.rows import KeptRows
 
 from .engine_config import vllm_config
@@ -62,17 +67,17 @@ def test_rows_follow_the_batch(seed):
         batch, update = random_step(chance, batch)
         kept.update_state(update)
         expected = [params.top_k if is_marked(params) else 0 for params in batch]
-        assert kept.widths[: len(batch)].tolist() == expected
-        assert not kept.widths[len(batch) :].any()
-        assert kept.rows.tolist() == np.flatnonzero(expected).tolist()
-        assert kept.top_k.tolist() == [k for k in expected if k]
+        assert kept.top_k[: len(batch)].tolist() == expected
+        assert not kept.top_k[len(batch) :].any()
+        assert kept.count == np.count_nonzero(expected)
         assert kept.widest == max(expected, default=0)
+        assert kept.others_top_k == (0 in expected)
 
 
 def test_a_batch_larger_than_announced_is_followed_too():
     kept = rows(max_num_seqs=1)
     kept.update_state(BatchUpdate(6, [], [(5, marked(top_k=3), None, [])], []))
-    assert kept.rows.tolist() == [5]
+    assert kept.top_k.tolist() == [0, 0, 0, 0, 0, 3, 0]
 
 
 def test_only_marked_rows_are_cut_and_only_while_a_sampler_reads_them():
@@ -83,6 +88,45 @@ def test_only_marked_rows_are_cut_and_only_while_a_sampler_reads_them():
     assert torch.equal(kept.apply(logits.clone()), logits), "not armed"
     kept.armed = True
     assert torch.isfinite(kept.apply(logits.clone())).sum(1).tolist() == [6, 2]
+    assert kept.columns.tolist() == [[NO_SET] * 3, [2, 0, 1]]
+
+
+def test_vllm_cuts_the_other_rows_and_only_those():
+    kept = rows(vocabulary=100)
+    step = SimpleNamespace(top_k=torch.tensor([7, 5, 100]).int(), top_p=torch.tensor([0.9, 0.8, 1.0]))
+    requests = [marked(top_k=7, top_p=0.9), SamplingParams(top_k=5, top_p=0.8), SamplingParams()]
+    for others, top_k, top_p in (
+        ([], None, None),
+        ([SamplingParams(temperature=0.0)], None, None),
+        (requests[1:], [100, 5, 100], [1.0, 0.8, 1.0]),
+    ):
+        batch = [requests[0], *others]
+        kept.update_state(BatchUpdate(3, [1, 2], [(i, p, None, []) for i, p in enumerate(batch)], []))
+        assert torch.isclose(kept.top_p[:1], torch.tensor([0.9])).all()
+        left = kept.without_cuts(metadata(top_k=step.top_k, top_p=step.top_p))
+        assert top_k is None or left.top_p.tolist() == torch.tensor(top_p).tolist()
+        assert (None if left.top_k is None else left.top_k.tolist()) == top_k
+        assert (left.top_p is None) == (top_p is None)
+    assert kept.without_cuts(metadata()).top_k is None
+
+
+def metadata(**fields) -> SamplingMetadata:
+    names = [field.name for field in dataclasses.fields(SamplingMetadata)]
+    return SamplingMetadata(**dict.fromkeys(names) | fields)
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_cut():
+    config = vllm_config(1000)
+    config.additional_config = {KEY: 3}
+    kept = KeptRows(config, torch.device("cpu"), False)
+    kept.armed = True
+    kept.update_state(
+        BatchUpdate(2, [], [(0, marked(top_k=5), None, []), (1, SamplingParams(), None, [])], [])
+    )
+    logits = torch.arange(2000.0).reshape(2, 1000)
+    left = torch.isfinite(kept.apply(logits))
+    assert left[0].nonzero().flatten().tolist() == [0, 1, 2]
+    assert left[1].all(), "other requests sample as in vLLM"
 
 
 def test_the_widest_set_is_bounded_by_top_k_allowed_ids_and_vocabulary():

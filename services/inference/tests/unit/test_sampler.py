@@ -13,6 +13,8 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 from keptset_inference.capture.columns import split_columns
+from keptset_inference.capture.cut import PAD
+from keptset_inference.capture.proven import Proof
 from keptset_inference.capture.rows import KeptRows
 from keptset_inference.capture.v1 import CaptureSampler
 
@@ -94,6 +96,20 @@ def test_rows_without_a_set_sample_as_without_capture():
     unmarked = [1, 2, 4]
     assert [ours[i] for i in unmarked] == [stock[i] for i in unmarked]
     assert np.array_equal(lists.logprobs[unmarked], stock_lists.logprobs[unmarked])
+
+
+def test_the_proof_compares_what_was_recorded_with_what_was_sampled_from():
+    sampler = capture()
+    sampler.proof = Proof()
+    sample(sampler, torch.randn(len(MIXED), VOCABULARY), MIXED)
+    assert sampler.proof == Proof(right=2)
+    logprobs = torch.tensor([[0.0, -torch.inf, -1.0]])
+    for columns, right in (([2, 0, 2], 1), ([1, 0, 2], 0), ([2, 0, 1], 0), ([PAD, 0, 2], 0)):
+        proof = Proof()
+        proof.compare(logprobs, torch.tensor([columns]))
+        assert (proof.right, proof.wrong) == (right, 1 - right)
+    proof.compare(logprobs, None)
+    assert proof.wrong == 2
 
 
 def test_a_step_without_marked_rows_carries_no_columns():

@@ -145,7 +145,6 @@ def test_true_where_no_set_can_come_is_refused():
         ({"max_tokens": 0}, ["max_tokens", "0"]),
         ({"max_tokens": 62}, ["max_tokens = 62", "room for 61", "leave"]),
         ({"min_tokens": 62}, ["min_tokens = 62", "61"]),
-        ({"n": 9}, ["n = 9", "max_num_seqs"]),
         ({"n": 0}, ["n "]),
         ({"seed": 2**63}, ["seed", "for all 1", "2**63 - 1"]),
         ({"seed": 2**63 - 3, "n": 4}, ["seed", "for all 4", "2**63 - 4"]),

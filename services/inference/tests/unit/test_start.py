@@ -69,6 +69,19 @@ def test_unknown_arguments_and_our_own_are_refused(capture, vllm, says):
         assert word in text
 
 
+def test_a_float32_head_is_an_override_among_others():
+    arguments = engine_arguments(settings(fp32_lm_head=True, vllm={"hf_overrides": {"rope_theta": 1.0}}))
+    assert arguments.hf_overrides == {"rope_theta": 1.0, "head_dtype": "float32"}
+    assert engine_arguments(settings(fp32_lm_head=True)).hf_overrides == {"head_dtype": "float32"}
+    assert engine_arguments(settings()).hf_overrides == {}
+    for overrides, says in (
+        ({"head_dtype": "bfloat16"}, "head_dtype = 'bfloat16'"),
+        ("x", "hf_overrides = 'x'"),
+    ):
+        with pytest.raises(StartError, match=says):
+            engine_arguments(settings(fp32_lm_head=True, vllm={"hf_overrides": overrides}))
+
+
 def test_a_server_needs_a_model():
     with pytest.raises(StartError, match=r"inference\.model is not set"):
         engine_arguments(settings(model=None))

@@ -8,52 +8,9 @@ Kept sets ride along: 1 + width columns more, which the scheduler takes off agai
 """
 
 import numpy as np
-import torch
-from torch import Tensor
 from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 
-NO_SET = -1
-PAD = 2**31 - 1
-
-
-def kept_columns(logprobs: Tensor, width: int) -> Tensor:
-    """The finite entries of each row.
-
-    Args:
-        logprobs: [R, V], the processed logprobs that the tokens were sampled from.
-        width: the most ids that a row may have.
-
-    Returns:
-        int32 [R, 1 + width]: the number of finite entries of the whole row (more than `width` if something is
-        wrong: nothing can be lost unseen), then their ids in ascending order, then PAD.
-    """
-    if logprobs.device.type == "cpu":
-        return columns_on_host(logprobs, width)
-    return columns_on_device(logprobs, width)
-
-
-def columns_on_device(logprobs: Tensor, width: int) -> Tensor:
-    """As `kept_columns`, without waiting for the host."""
-    finite = logprobs > -torch.inf
-    columns = torch.full((len(logprobs), 1 + width), PAD, dtype=torch.int32, device=logprobs.device)
-    columns[:, :1] = finite.sum(1, keepdim=True, dtype=torch.int32)
-    values, ids = logprobs.topk(min(width, logprobs.shape[1]), dim=-1)
-    ids = torch.where(values > -torch.inf, ids, PAD).sort(dim=-1).values
-    columns[:, 1 : 1 + ids.shape[1]] = ids.to(torch.int32)
-    return columns
-
-
-def columns_on_host(logprobs: Tensor, width: int) -> Tensor:
-    """As `kept_columns`, in half the time: one pass finds the ids, in the right order already."""
-    rows, vocabulary = logprobs.shape
-    row, token = np.divmod(np.flatnonzero((logprobs > -torch.inf).numpy()), vocabulary)
-    sizes = np.bincount(row, minlength=rows)
-    place = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    fits = place < width
-    columns = np.full((rows, 1 + width), PAD, np.int32)
-    columns[:, 0] = sizes
-    columns[row[fits], 1 + place[fits]] = token[fits]
-    return torch.from_numpy(columns)
+from .cut import NO_SET
 
 
 def split_columns(

@@ -9,7 +9,7 @@ from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from .columns import NO_SET, kept_columns
+from .proven import Proof
 from .rows import KeptRows
 
 
@@ -17,7 +17,7 @@ class CaptureSampler(Sampler):
     """vLLM's sampler; in steps with marked rows the sets ride behind the ids of the logprobs (`columns`)."""
 
     rows: KeptRows | None = None  # while a step with marked rows is sampled
-    columns: Tensor | None = None
+    proof: Proof | None = None  # while requests are sampled to prove that this works
 
     def forward(
         self, logits: Tensor, sampling_metadata: SamplingMetadata, *args: Any, **kwargs: Any
@@ -32,7 +32,7 @@ class CaptureSampler(Sampler):
             output = super().forward(logits, sampling_metadata, *args, **kwargs)
         finally:
             self.rows, rows.armed = None, False
-        columns, self.columns = self.columns, None
+            columns, rows.columns = rows.columns, None
         assert columns is not None
         assert output.logprobs_tensors is not None
         ids = torch.cat((output.logprobs_tensors.logprob_token_ids, columns), 1)
@@ -42,17 +42,13 @@ class CaptureSampler(Sampler):
     def sample(
         self, logits: Tensor, sampling_metadata: SamplingMetadata, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """As vLLM's; the processed logprobs that it returns are those that the tokens were sampled from."""
-        sampled, logprobs = super().sample(logits, sampling_metadata, *args, **kwargs)
+        """As vLLM's, which cuts no row that `KeptRows` has cut."""
         rows = self.rows
         if rows is not None:
-            assert logprobs is not None
-            if rows.count == logprobs.shape[0]:
-                self.columns = kept_columns(logprobs, rows.widest)
-            else:
-                shape = (logprobs.shape[0], 1 + rows.widest)
-                self.columns = torch.full(shape, NO_SET, dtype=torch.int32, device=logprobs.device)
-                self.columns[rows.rows] = kept_columns(logprobs[rows.rows], rows.widest)
+            sampling_metadata = rows.without_cuts(sampling_metadata)
+        sampled, logprobs = super().sample(logits, sampling_metadata, *args, **kwargs)
+        if self.proof is not None and rows is not None:
+            self.proof.compare(logprobs, rows.columns)
         return sampled, logprobs
 
 

@@ -9,6 +9,7 @@ from vllm.platforms import current_platform
 from ..cpu_heads import pack_heads
 from ..cpu_seeds import guard_seeds
 from . import v1
+from .proven import Proof
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as Base
@@ -37,15 +38,18 @@ class KeptsetWorker(Base):  # type: ignore[misc, valid-type]
         """For the proof at start-up."""
         return {"rank": self.rank, **v1.report(self.model_runner)}
 
-    def keptset_keep_random_state(self) -> None:
-        """Remember the random state, so that the proof's requests leave no trace in what is sampled later."""
+    def keptset_begin_proof(self) -> None:
+        """Compare what is recorded from now on, and remember the random state: the proof leaves no trace."""
+        self.model_runner.sampler.proof = Proof()
         self._random_state = torch.get_rng_state()
         self._device_random_state = (
             None if current_platform.is_cpu() else torch.cuda.get_rng_state(self.device)
         )
 
-    def keptset_put_random_state_back(self) -> None:
-        """Undo what the proof's requests drew."""
+    def keptset_end_proof(self) -> tuple[int, int]:
+        """Undo what the proof's requests drew; how many rows were recorded right and wrong."""
         torch.set_rng_state(self._random_state)
         if self._device_random_state is not None:
             torch.cuda.set_rng_state(self._device_random_state, self.device)
+        proof, self.model_runner.sampler.proof = self.model_runner.sampler.proof, None
+        return proof.right, proof.wrong

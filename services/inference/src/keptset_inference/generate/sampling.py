@@ -66,11 +66,6 @@ def prepare_sampling(request: GenerateRequest, facts: EngineFacts) -> Sampling:
             f"{len(request.token_ids)} tokens the context of {facts.max_model_len} has room for {room}: "
             "send at most that, or leave max_tokens out, which takes the rest of the context"
         )
-    if params.n > facts.max_num_seqs:
-        raise RequestError(
-            f"sampling_params.n = {params.n}, but the server runs {facts.max_num_seqs} sequences at a time: "
-            "ask for fewer, or start it with a larger inference.vllm.max_num_seqs"
-        )
     _check_seed(params)
     for name in ("stop", "bad_words"):
         if getattr(params, name) and not facts.tokenizer:
