@@ -38,12 +38,12 @@ PIECES = (
     Piece(
         "vllm.v1.sample.sampler:Sampler.sample",
         "overridden by CaptureSampler; min_p, our KeptRows, then top-k and top-p, on one tensor",
-        "the set is read off the processed logprobs that the token was sampled from",
+        "KeptRows has cut the marked rows exactly; vLLM's own cuts are kept from them",
         NATIVE,
     ),
     Piece(
         "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_native",
-        "relied on: returns the processed logprobs of what it samples from",
+        "relied on: cuts nothing at top_k = V and top_p = 1, returns the logprobs of what it samples from",
         "the same",
         NATIVE,
     ),
