@@ -11,6 +11,7 @@ from types import FrameType
 
 from keptset_settings import InferenceSettings, load_service
 
+from .capture_choice import Choice
 from .environment import prepare_environment
 from .errors import StartError
 from .orphans import watch_over_children
@@ -36,13 +37,11 @@ def leave(code: int) -> None:
 def run(settings: InferenceSettings) -> int:
     """The exit code of one server."""
     try:
-        if settings.enable_return_sampling_mask and settings.capture == "native":
-            raise StartError("inference.capture = 'native' is not yet in this version: set 'v1' or 'auto'")
-        prepare_environment(settings)
+        capture = prepare_environment(settings)
         watch_over_children()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _stop_the_start)
-        return asyncio.run(_serve(settings))
+        return asyncio.run(_serve(settings, capture))
     except StartError as error:
         print(f"keptset-inference: {error}", file=sys.stderr)
     except SystemExit as stopped:
@@ -59,10 +58,10 @@ def _stop_the_start(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-async def _serve(settings: InferenceSettings) -> int:
+async def _serve(settings: InferenceSettings, capture: Choice | None) -> int:
     from .server import serve  # vllm is imported after the environment is prepared
 
-    await serve(settings)
+    await serve(settings, capture)
     return 0
 
 

@@ -13,10 +13,14 @@ from vllm.usage.usage_lib import UsageContext
 
 from keptset_settings import InferenceSettings
 
+from .capture_choice import Kind
 from .errors import StartError
 from .names import did_you_mean
 
-ROWS = "keptset_inference.capture.rows:KeptRows"
+ROWS: dict[Kind, str] = {
+    "v1": "keptset_inference.capture.rows:KeptRows",
+    "native": "keptset_inference.capture.native_rows:NativeRows",
+}
 WORKER = "keptset_inference.capture.worker.KeptsetWorker"
 SEED_SAFE_WORKER = "keptset_inference.cpu_seeds.SeedSafeCPUWorker"
 SCHEDULERS = {
@@ -109,7 +113,6 @@ def _refuse(given: dict[str, Any]) -> None:
         "a model's defaults would bend requests that leave parameters unset; leave it out",
     )
     reasons = {
-        "speculative_config": "capture v1 does not record what speculative decoding samples; leave it out",
         "logits_processors": "other logits processors may bend what the set was computed from; leave them "
         "out",
         "override_generation_config": "defaults that bend unset parameters cannot be replayed; leave it out",
@@ -120,9 +123,7 @@ def _refuse(given: dict[str, Any]) -> None:
     worker = given.get("worker_cls", "auto")
     _require(worker == "auto", "worker_cls", worker, "capture brings its own worker; leave it out")
     stages = given.get("pipeline_parallel_size", 1)
-    _require(
-        stages == 1, "pipeline_parallel_size", stages, "capture v1 does not serve pipeline parallel; set 1"
-    )
+    _require(stages == 1, "pipeline_parallel_size", stages, "capture does not serve pipeline parallel; set 1")
 
 
 def _require(condition: bool, name: str, value: Any, reason: str) -> None:
@@ -132,14 +133,19 @@ def _require(condition: bool, name: str, value: Any, reason: str) -> None:
         )
 
 
-def resolved_config(arguments: AsyncEngineArgs, *, capture: bool) -> VllmConfig:
+def resolved_config(arguments: AsyncEngineArgs, *, capture: Kind | None) -> VllmConfig:
     """VLLM's resolved config, with our classes in it if capture is on.
 
     Raises:
         StartError: what the arguments resolve to cannot be captured, or dies on this platform.
     """
-    if capture:
-        arguments.logits_processors = [ROWS]
+    if capture == "native" and current_platform.is_cpu():
+        raise StartError(
+            "native capture needs vLLM's V2 model runner, and that a GPU: set inference.capture = 'v1', and "
+            "leave inference.vllm.speculative_config out"
+        )
+    if capture is not None:
+        arguments.logits_processors = [ROWS[capture]]
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     parallel = config.parallel_config
     if current_platform.is_cpu() and parallel.pipeline_parallel_size > 1:
@@ -147,22 +153,25 @@ def resolved_config(arguments: AsyncEngineArgs, *, capture: bool) -> VllmConfig:
             f"inference.vllm.pipeline_parallel_size = {parallel.pipeline_parallel_size}: vLLM's CPU engine "
             "dies at the first request; set 1"
         )
-    if not capture:
+    if capture is None:
         if parallel.worker_cls == STOCK_CPU_WORKER:
             parallel.worker_cls = SEED_SAFE_WORKER
         return config
-    _check_resolved(config)
+    _check_resolved(config, capture)
     config.scheduler_config.scheduler_cls = SCHEDULERS[bool(config.scheduler_config.async_scheduling)]
     parallel.worker_cls = WORKER
     return config
 
 
-def _check_resolved(config: VllmConfig) -> None:
+def _check_resolved(config: VllmConfig, capture: Kind) -> None:
     """The same rules on what vLLM made of the arguments: defaults, environment and platform included."""
     model, parallel, scheduler = config.model_config, config.parallel_config, config.scheduler_config
     defaults = model.get_diff_sampling_param()
-    _refuse_resolved(config.use_v2_model_runner, "the model runner is V2: set VLLM_USE_V2_MODEL_RUNNER=0")
-    _refuse_resolved(config.speculative_config is not None, "speculative decoding is on: leave it out")
+    if capture == "v1":
+        _refuse_resolved(config.use_v2_model_runner, "the model runner is V2: unset VLLM_USE_V2_MODEL_RUNNER")
+        _refuse_resolved(config.speculative_config is not None, "speculative decoding is on: leave it out")
+    else:
+        _check_native(config)
     mode = model.logprobs_mode
     _refuse_resolved(mode != "processed_logprobs", f"logprobs_mode is {mode!r}: leave it out")
     source = model.generation_config
@@ -178,9 +187,29 @@ def _check_resolved(config: VllmConfig) -> None:
     _refuse_resolved(kind != "generate", f"the runner is {kind!r}: only models that generate are served")
 
 
+def _check_native(config: VllmConfig) -> None:
+    """What vLLM itself refuses together with its masks, which it does not know of here."""
+    _refuse_resolved(
+        not config.use_v2_model_runner,
+        "the model runner is V1, because vLLM's V2 runner does not serve this configuration (its log says "
+        "why): set inference.capture = 'v1'",
+    )
+    drafts = config.speculative_config
+    _refuse_resolved(
+        drafts is not None and bool(drafts.enable_adaptive_verification),
+        "speculative_config.enable_adaptive_verification is on: leave it out",
+    )
+    _refuse_resolved(
+        bool(config.parallel_config.enable_batch_sharded_sampling),
+        "enable_batch_sharded_sampling is on: leave it out",
+    )
+    _refuse_resolved(config.model_config.is_diffusion, "diffusion models sample no tokens one by one")
+    _refuse_resolved(config.watermark_config is not None, "watermark_config is set: leave it out")
+
+
 def _refuse_resolved(there: bool, problem: str) -> None:
     if there:
-        raise StartError(f"capture v1 cannot be served: {problem}")
+        raise StartError(f"capture cannot be served: {problem}")
 
 
 __all__ = ["DRAIN_SECONDS", "engine_arguments", "resolved_config"]

@@ -13,6 +13,7 @@ from kept_tokens.versions import BASE
 from .arguments import resolved_config
 from .capture.csr import keep_csr
 from .capture.padding import mask_unknown_ids
+from .capture_choice import Kind
 from .generate.logprobs import keep_logprob_rows
 from .proof import prove_capture
 
@@ -21,7 +22,7 @@ logger = init_logger("vllm.keptset.engine")
 
 @asynccontextmanager
 async def running_engine(
-    arguments: AsyncEngineArgs, *, capture: bool, mask_padded_ids: bool
+    arguments: AsyncEngineArgs, *, capture: Kind | None, mask_padded_ids: bool
 ) -> AsyncIterator[AsyncLLM]:
     """Start vLLM's engine and, with capture, prove it; shut it down at the end, whatever happened.
 
@@ -30,13 +31,13 @@ async def running_engine(
     """
     config = resolved_config(arguments, capture=capture)
     if (
-        capture
+        capture is not None
         and mask_padded_ids
         and (known := mask_unknown_ids(config)) < (vocabulary := config.model_config.get_vocab_size())
     ):
         logger.info("requests with kept sets sample the tokenizer's %d ids of %d", known, vocabulary)
     keep_logprob_rows()
-    if capture:
+    if capture is not None:
         keep_csr()
     engine = AsyncLLM.from_vllm_config(
         config,
@@ -47,8 +48,8 @@ async def running_engine(
     )
     try:
         await engine.reset_mm_cache()  # what warmed it up is no request of anybody's
-        if capture:
-            await prove_capture(engine)
+        if capture is not None:
+            await prove_capture(engine, capture)
         await engine.update_weight_version(BASE)
         yield engine
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from keptset_settings import InferenceSettings
 
+from .capture_choice import RUNNER, Choice, choose_capture
 from .errors import StartError
 
 DEFAULTS = {
@@ -23,8 +24,13 @@ DEFAULTS = {
 """Set where the variable is not set."""
 
 
-def prepare_environment(settings: InferenceSettings, environ: MutableMapping[str, str] = os.environ) -> None:
+def prepare_environment(
+    settings: InferenceSettings, environ: MutableMapping[str, str] = os.environ
+) -> Choice | None:
     """Refuse what would open the server or bias it; set defaults. Call before vllm is imported.
+
+    Returns:
+        What captures kept sets; None if nothing does.
 
     Raises:
         StartError: a variable that we cannot serve with is set.
@@ -32,14 +38,15 @@ def prepare_environment(settings: InferenceSettings, environ: MutableMapping[str
     _refuse_developer_mode(environ)
     _refuse_other_key(settings, environ)
     defaults = dict(DEFAULTS)
-    if settings.enable_return_sampling_mask:
-        _refuse_v2_runner(environ)
-        defaults["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    choice = choose_capture(settings, environ)
+    if choice is not None and choice.kind == "v1":
+        defaults[RUNNER] = "0"
     if settings.model is not None and Path(settings.model).is_dir():
         # Everything is there; a look at the hub could only slow the start down.
         defaults |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     for name, value in defaults.items():
         environ.setdefault(name, value)
+    return choice
 
 
 def _refuse_developer_mode(environ: MutableMapping[str, str]) -> None:
@@ -58,15 +65,6 @@ def _refuse_other_key(settings: InferenceSettings, environ: MutableMapping[str, 
         raise StartError(
             "VLLM_API_KEY is set, but it guards only some routes: set inference.api_key "
             "(KEPTSET_INFERENCE__API_KEY), which guards all but /health, and unset VLLM_API_KEY"
-        )
-
-
-def _refuse_v2_runner(environ: MutableMapping[str, str]) -> None:
-    value = environ.get("VLLM_USE_V2_MODEL_RUNNER", "0")
-    if value not in ("", "0"):
-        raise StartError(
-            f"VLLM_USE_V2_MODEL_RUNNER={value}: capture v1 serves the V1 model runner only; unset it, or set "
-            "it to 0"
         )
 
 

@@ -9,17 +9,21 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.outputs import SamplingMaskLists
 
-from .capture.flag import WIDTH, mark
+from .capture.flag import mark
 from .capture.packed import unpack_rows
+from .capture_choice import Kind
 from .errors import StartError
 
 logger = logging.getLogger("vllm.keptset")
+
+SAMPLERS: dict[Kind, str] = {"v1": "CaptureSampler", "native": "NativeSampler"}
+"""What samples where the capture is in place."""
 
 PROOF_SECONDS = 120.0
 """The longest that a worker's report or a probe request may take."""
 
 
-async def prove_capture(engine: AsyncLLM) -> None:
+async def prove_capture(engine: AsyncLLM, kind: Kind) -> None:
     """Ask every worker what it samples with, then send a request through every data-parallel rank.
 
     Only the requests show that the scheduler, in a process of its own, passes the sets on. What they draw
@@ -30,13 +34,13 @@ async def prove_capture(engine: AsyncLLM) -> None:
     """
     for report in await _everywhere(engine, "keptset_report"):
         if (
-            report["sampler"] != "CaptureSampler"
+            report["sampler"] != SAMPLERS[kind]
             or report["rows"] != 1
             or report["foreign"]
             or report["waits_for_ids"]
         ):
             raise StartError(f"capture is not in place in worker {report['rank']}: {report}")
-        logger.info("capture v1, %d ids wide, is in place in worker %s: %s", WIDTH, report["rank"], report)
+        logger.info("capture %s is in place in worker %s: %s", kind, report["rank"], report)
     await _everywhere(engine, "keptset_begin_proof")
     ranks = engine.vllm_config.parallel_config.data_parallel_size
     for rank in range(ranks):

@@ -21,6 +21,7 @@ from keptset_settings import InferenceSettings
 from . import status
 from .arguments import engine_arguments
 from .capture.flag import WIDTH
+from .capture_choice import Choice, Kind
 from .engine import running_engine
 from .errors import StartError
 from .generate import route as generate_route
@@ -36,23 +37,25 @@ CLOSED_PATHS = ("/scale_elastic_ep", "/is_scaling_elastic_ep")
 """vLLM's routes for operators that we do not serve: ranks that they start would be unproven."""
 
 
-async def serve(settings: InferenceSettings) -> None:
+async def serve(settings: InferenceSettings, capture: Choice | None) -> None:
     """Start the engine, prove it, serve until a signal comes or the engine dies.
 
     Raises:
         StartError: the text says what is wrong and the way out.
     """
-    capture = settings.enable_return_sampling_mask
     arguments = engine_arguments(settings)
+    if capture is not None:
+        logger.info("kept sets: capture %s (%s)", capture.kind, capture.reason)
+    kind = None if capture is None else capture.kind
     with _bound_socket(settings.host, settings.port) as listener:
         async with running_engine(
-            arguments, capture=capture, mask_padded_ids=settings.mask_padded_ids
+            arguments, capture=kind, mask_padded_ids=settings.mask_padded_ids
         ) as engine:
-            facts = engine_facts(settings, engine.vllm_config, capture=capture)
+            facts = engine_facts(settings, engine.vllm_config, capture=kind)
             app = await build(settings, arguments, engine, facts)
             logger.info(
                 "kept sets: capture %s; weights: %s; listening on http://%s:%d",
-                f"v1 is on, {WIDTH} ids wide" if capture else "is off",
+                {None: "is off", "v1": f"v1 is on, {WIDTH} ids wide", "native": "native is on"}[kind],
                 settings.weights_dir or "no updates",
                 settings.host,
                 listener.getsockname()[1],
@@ -76,7 +79,7 @@ async def serve(settings: InferenceSettings) -> None:
             raise StartError("the engine died while it served; its log is above")
 
 
-def engine_facts(settings: InferenceSettings, config: VllmConfig, *, capture: bool) -> EngineFacts:
+def engine_facts(settings: InferenceSettings, config: VllmConfig, *, capture: Kind | None) -> EngineFacts:
     """What the routes need to know about the engine."""
     model = config.model_config
     names = model.served_model_name
@@ -86,7 +89,8 @@ def engine_facts(settings: InferenceSettings, config: VllmConfig, *, capture: bo
         served_names=tuple([names] if isinstance(names, str) else names),
         vocab_size=model.get_vocab_size(),
         max_model_len=model.max_model_len,
-        width=WIDTH if capture else None,
+        width={None: None, "v1": WIDTH, "native": model.get_vocab_size()}[capture],
+        capture=capture,
         tokenizer=not model.skip_tokenizer_init,
         watermarking=config.watermark_config is not None,
     )

@@ -22,6 +22,8 @@ class EngineFacts:
     """Prompt and completion together, in tokens."""
     width: int | None
     """The most ids of a kept set that can be recorded; None: capture is off."""
+    capture: Literal["v1", "native"] | None = None
+    """What records them."""
     tokenizer: bool = True
     """The engine has one; without, vLLM ignores stop strings and bad words."""
     watermarking: bool = False

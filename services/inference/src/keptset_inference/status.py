@@ -18,7 +18,6 @@ async def status(raw: Request) -> dict[str, Any]:
     """What runs here; the orchestrator reads it before the first rollout."""
     state: ServerState = raw.app.state.keptset
     facts = state.facts
-    capture = facts.width is not None
     return {
         "service": "inference",
         "version": __version__,
@@ -27,10 +26,10 @@ async def status(raw: Request) -> dict[str, Any]:
         "max_model_len": facts.max_model_len,
         # A server that has not proven its capture does not answer at all.
         "capture": {
-            "enabled": capture,
-            "kind": "v1" if capture else "off",
-            "width": facts.width,
-            "proven": capture,
+            "enabled": facts.capture is not None,
+            "kind": facts.capture or "off",
+            "width": facts.width if facts.capture == "v1" else None,  # native sets have any width
+            "proven": facts.capture is not None,
         },
         "formats": list(FORMATS),
         "kept_tokens_format": state.kept_tokens_format,

@@ -11,5 +11,6 @@ def facts(**changes) -> EngineFacts:
         "vocab_size": 1000,
         "max_model_len": 64,
         "width": 512,
+        "capture": "v1",
     }
     return EngineFacts(**values | changes)

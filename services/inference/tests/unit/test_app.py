@@ -50,16 +50,17 @@ async def test_openapi_describes_our_routes():
     assert "get" in schema["paths"]["/keptset/v1/status"]
 
 
-@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("capture", ["v1", "native", None])
 async def test_status_says_what_runs_here(capture):
     served = app()
-    served.state.keptset = ServerState(facts(width=512 if capture else None), "both", weight_version=4)
+    served.state.keptset = ServerState(facts(width=512, capture=capture), "both", weight_version=4)
     status = (await call(served, "GET", "/keptset/v1/status")).json()
     assert status["service"] == "inference"
     assert status["model"] == "/models/tiny"
     assert (status["vocab_size"], status["max_model_len"]) == (1000, 64)
-    kind, width = ("v1", 512) if capture else ("off", None)
-    assert status["capture"] == {"enabled": capture, "kind": kind, "width": width, "proven": capture}
+    width = 512 if capture == "v1" else None
+    there = capture is not None
+    assert status["capture"] == {"enabled": there, "kind": capture or "off", "width": width, "proven": there}
     assert status["formats"] == ["kept_tokens", "sampling_mask", "both"]
     assert (status["kept_tokens_format"], status["weight_version"]) == ("both", 4)
     assert status["vllm"] == "0.32.0"

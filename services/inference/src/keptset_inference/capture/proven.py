@@ -1,8 +1,12 @@
 """The proof in the process that samples: what was recorded is what the tensor sampled from holds."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
 
 
 @dataclass
@@ -31,6 +35,23 @@ class Proof:
                 self.right += 1
             else:
                 self.wrong += 1
+
+    def compare_masks(
+        self, logits: Tensor, cu_num_logits: Tensor, num_sampled: Tensor, masks: "SamplingMaskTensors"
+    ) -> None:
+        """The same for vLLM's masks: a request has `rows_per_request` slots, of which it sampled some."""
+        counts, ids = masks.counts.tolist(), masks.token_ids.tolist()
+        for request, (first, sampled) in enumerate(
+            zip(cu_num_logits[:-1].tolist(), num_sampled.tolist(), strict=True)
+        ):
+            for place in range(sampled):
+                there = (logits[first + place] > -float("inf")).nonzero().flatten().tolist()
+                slot = request * masks.rows_per_request + place
+                known = ids[slot][: len(there)]
+                if counts[slot] == len(there) and known == there[: len(ids[slot])]:
+                    self.right += 1
+                else:
+                    self.wrong += 1
 
 
 __all__ = ["Proof"]

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 NATIVE = "native masks (`return_sampling_mask`) per request, on the runner that is used, exact under ties"
 
 
+PER_REQUEST = "`return_sampling_mask` per request"
+
+
 @dataclass(frozen=True)
 class Piece:
     """One function or class of vLLM's."""
@@ -76,6 +79,97 @@ PIECES = (
         "relied on: ours is built once, after the built-in ones",
         "the same",
         NATIVE,
+    ),
+    # Native capture, on the V2 model runner.
+    Piece(
+        "vllm.v1.worker.gpu.sample.sampler:Sampler.__call__",
+        "extended by NativeSampler: masks of marked rows, with vLLM's own switch off",
+        "that switch is for every request of the engine",
+        PER_REQUEST,
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.sample.sampler:Sampler.sample",
+        "extended by NativeSampler; relied on: returns the logits that it samples from",
+        "the masks are read off them",
+        PER_REQUEST,
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.sample.sampler:Sampler.add_request",
+        "extended by NativeSampler, and apply_staged_writes with it",
+        "knows which slots want sets",
+        PER_REQUEST,
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.sample.sampler:Sampler.__init__",
+        "relied on: NativeSampler takes over all that it has set",
+        "vLLM has no hook for the sampler",
+        PER_REQUEST,
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.sample.sampler:Sampler._sample_random",
+        "relied on: cuts before it samples wherever processed logprobs are wanted",
+        "the masks are read off what was sampled from",
+        PER_REQUEST,
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.sample.output:SamplingMaskTensors",
+        "subclassed by KeptMasks, which leaves the bitmask on the device and takes all rows at once",
+        "5 MB a step, and a loop over rows on the host",
+        "a bitmask that is copied only if it is needed",
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.sample.output:_compact_sampling_mask_kernel",
+        "relied on: writes nothing for requests that sampled nothing",
+        "rows that want no set cost nothing",
+        PER_REQUEST,
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler._verify",
+        "extended by NativeRejectionSampler",
+        "masks of accepted drafts, of marked requests only",
+        PER_REQUEST,
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler._verify_in_chunks",
+        "relied on: calls _verify once for each chunk, in order",
+        "the same",
+        PER_REQUEST,
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__call__",
+        "extended by NativeRejectionSampler",
+        "the same",
+        PER_REQUEST,
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.async_utils:AsyncOutput",
+        "relied on: keeps what is on the device alive until the lists are made",
+        "the bitmask is copied then, if at all",
+        "a bitmask that is copied only if it is needed",
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample",
+        "relied on: calls runner.sampler, or runner.rejection_sampler where there are drafts",
+        "both are replaced after load_model",
+        PER_REQUEST,
+    ),
+    Piece(
+        "vllm.v1.worker.gpu_worker:Worker.load_model",
+        "extended by our worker: the V2 runner has its samplers only after it",
+        "the same",
+        PER_REQUEST,
+    ),
+    Piece(
+        "vllm.v1.worker.gpu.sample.logits_processor.interface:LogitsProcessor",
+        "subclassed by NativeRows (official hook)",
+        "who may ask for sets, and which ids such requests never sample",
+        "padded ids that are never sampled",
+    ),
+    Piece(
+        "vllm.config.vllm:VllmConfig._verify_sampling_replay_config",
+        "not called for us, because vLLM's switch is off; arguments.py refuses the same",
+        "that switch is for every request of the engine",
+        PER_REQUEST,
     ),
     # How the sets reach the request.
     Piece(
@@ -226,4 +320,4 @@ PIECES = (
     ),
 )
 
-__all__ = ["NATIVE", "PIECES", "Piece"]
+__all__ = ["NATIVE", "PER_REQUEST", "PIECES", "Piece"]

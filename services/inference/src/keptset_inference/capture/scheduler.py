@@ -69,10 +69,11 @@ def move_columns(output: ModelRunnerOutput) -> None:
     other request of the batch suffers.
     """
     if output.logprobs is None:
-        output.sampling_masks = None
         return
     sampled = np.array([ids[0] if ids else -1 for ids in output.sampled_token_ids], np.int64)
-    output.logprobs, output.sampling_masks, problems = split_columns(output.logprobs, sampled)
+    output.logprobs, masks, problems = split_columns(output.logprobs, sampled)
+    if masks is not None:  # without columns there are vLLM's own masks, or none
+        output.sampling_masks = masks
     for problem in problems:
         logger.error("kept sets: %s; the request fails", problem)
 

@@ -3,6 +3,7 @@
 import signal
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.platforms import current_platform
 
@@ -23,10 +24,19 @@ class KeptsetWorker(Base):  # type: ignore[misc, valid-type]
     def init_device(self) -> None:
         """As vLLM's, then install."""
         super().init_device()
-        v1.install(self.model_runner)
+        if not self.use_v2_model_runner:
+            v1.install(self.model_runner)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which drains first
         if current_platform.is_cpu():
             guard_seeds(self.model_runner)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's; the V2 runner has its sampler only after this."""
+        super().load_model(*args, **kwargs)
+        if self.use_v2_model_runner:
+            from . import native  # needs Triton
+
+            native.install(self.model_runner)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM's; on a CPU a tied head follows its embedding."""
@@ -36,12 +46,16 @@ class KeptsetWorker(Base):  # type: ignore[misc, valid-type]
 
     def keptset_report(self) -> dict[str, Any]:
         """For the proof at start-up."""
+        if self.use_v2_model_runner:
+            from . import native
+
+            return {"rank": self.rank, **native.report(self.model_runner)}
         return {"rank": self.rank, **v1.report(self.model_runner)}
 
     def keptset_begin_proof(self) -> None:
         """Compare what is recorded from now on, and remember the random state: the proof leaves no trace."""
         self.model_runner.sampler.proof = Proof()
-        self._random_state = torch.get_rng_state()
+        self._random_state, self._seeds = torch.get_rng_state(), np.random.get_state()
         self._device_random_state = (
             None if current_platform.is_cpu() else torch.cuda.get_rng_state(self.device)
         )
@@ -49,6 +63,7 @@ class KeptsetWorker(Base):  # type: ignore[misc, valid-type]
     def keptset_end_proof(self) -> tuple[int, int]:
         """Undo what the proof's requests drew; how many rows were recorded right and wrong."""
         torch.set_rng_state(self._random_state)
+        np.random.set_state(self._seeds)  # the V2 runner draws the seeds of requests from it
         if self._device_random_state is not None:
             torch.cuda.set_rng_state(self._device_random_state, self.device)
         proof, self.model_runner.sampler.proof = self.model_runner.sampler.proof, None
