@@ -32,7 +32,8 @@ class InferenceSettings(Table):
     that is launched alone."""
 
     capture: Literal["auto", "v1", "native"] = "auto"
-    """How to capture, if at all: our own on the V1 model runner, or vLLM's native masks on the V2 runner."""
+    """How to capture, if at all: our own cut on the V1 model runner, or vLLM's native masks on the V2 runner
+    (a GPU's; needed for speculative decoding). "auto" takes the faster one that serves the configuration."""
 
     mask_padded_ids: bool = True
     """Requests with kept sets sample no id that the tokenizer does not have (heads are often padded beyond
