@@ -1,0 +1,101 @@
+"""What is compared: how a server or engine is started and what is asked of it; and how pairs are judged."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to serve."""
+
+    ours: bool
+    """Our service; otherwise vLLM as it comes."""
+    runner: str
+    """V1 or V2, vLLM's model runner."""
+    capture: str | None = None
+    """`inference.capture`; None: off."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Engine arguments beside the common ones."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Sampling parameters beside the common ones."""
+
+    def environment(self) -> dict[str, str]:
+        """Of the process that samples."""
+        quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+        quiet |= {"TRANSFORMERS_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+        return os.environ | quiet | {RUNNER: {"V1": "0", "V2": "1"}[self.runner]}
+
+
+ARMS = {
+    "off V1": Arm(ours=True, runner="V1"),
+    "capture v1": Arm(ours=True, runner="V1", capture="v1"),
+    "off V2": Arm(ours=True, runner="V2"),
+    "capture native": Arm(ours=True, runner="V2", capture="native"),
+    "stock masks": Arm(
+        ours=False,
+        runner="V2",
+        engine={"return_sampling_mask": True, "logprobs_mode": "processed_logprobs"},
+    ),
+    "stock logprobs=512": Arm(
+        ours=False,
+        runner="V2",
+        engine={"max_logprobs": 512, "logprobs_mode": "processed_logprobs"},
+        sampling={"logprobs": 512},
+    ),
+    "stock defaults": Arm(ours=False, runner="V2"),
+}
+"""By name. `stock logprobs=512` is the only way to the sets without a patch; `stock defaults` has raw
+logprobs and vLLM's fastest sampler, and no sets."""
+
+PAIRS = [
+    ("capture v1", "off V1"),
+    ("capture native", "off V2"),
+    ("capture v1", "stock masks"),
+    ("capture native", "stock masks"),
+    ("stock masks", "off V2"),
+    ("stock logprobs=512", "off V2"),
+    ("stock defaults", "off V2"),
+]
+"""(arm, compared with)."""
+
+SETS = {
+    "about 8": {"temperature": 1.0, "top_p": 0.95, "top_k": 512},
+    "512": {"temperature": 1.0, "top_p": 1.0, "top_k": 512},
+}
+"""Sampling parameters by how large kept sets become."""
+
+
+def interval(ratios: list[float]) -> dict[str, float]:
+    """Geometric mean of the pairs' ratios and its 95 % interval, by resampling the pairs."""
+    logs = np.log(np.asarray(ratios))
+    drawn = np.random.default_rng(0).choice(logs, (10_000, len(logs)))
+    low, high = np.exp(np.percentile(drawn.mean(1), [2.5, 97.5]))
+    return {
+        "pairs": len(ratios),
+        "ratio": round(float(np.exp(logs.mean())), 4),
+        "low": round(float(low), 4),
+        "high": round(float(high), 4),
+    }
+
+
+def compare(rates: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Ratios of tokens a second of the pairs of which both arms ran; runs of one round belong together."""
+    found = {}
+    for arm, other in PAIRS:
+        pairs = list(zip(rates.get(arm, ()), rates.get(other, ()), strict=False))
+        if pairs:
+            found[f"{arm} / {other}"] = interval([a / b for a, b in pairs])
+    return found
+
+
+def order(names: list[str], round_: int) -> list[str]:
+    """Every other round backwards, so that what drifts hits all alike."""
+    return names if round_ % 2 == 0 else names[::-1]
+
+
+__all__ = ["ARMS", "PAIRS", "SETS", "Arm", "compare", "interval", "order"]

@@ -1,0 +1,237 @@
+"""Decode throughput of engines side by side, without HTTP: rounds of a batch each, forwards and backwards.
+
+    python benchmarks/offline.py --model DIR [--arms "off V1,capture v1,off V2,capture native,stock masks"]
+        [--sets "about 8,512"] [--budget-seconds 500] [--output benchmarks/results/offline-h200.json]
+    python benchmarks/offline.py --model TINY --arms "off V1,capture v1" --requests 8 --tokens 16 --cpu
+
+Each arm is a process of its own with its engine; all live at the same time and share the GPU, one works at a
+time.
+A batch is 256 requests of 256 tokens, all at once. What counts is tokens a second, paired within a round.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from arms import ARMS, SETS, Arm, compare, order
+
+START_SECONDS = 400
+
+
+def main() -> None:
+    """Start the engines, alternate, print and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--budget-seconds", type=float, default=500, help="no round starts after this")
+    parser.add_argument("--memory", type=float, default=0.1, help="of the GPU, for each engine")
+    parser.add_argument("--engine", type=json.loads, default={}, help="more engine arguments, as JSON")
+    parser.add_argument("--cpu", action="store_true", help="does the script run?")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child is not None:
+        asyncio.run(child(args, ARMS[args.child]))
+        return
+    start = time.monotonic()
+    with ExitStack() as stack:
+        engines = {}
+        for name in args.arms.split(","):  # one after the other: each measures what memory is free
+            try:
+                engines[name] = stack.enter_context(Engine(name))
+                print(f"{name}: ready after {time.monotonic() - start:.0f} s", flush=True)
+            except RuntimeError as error:
+                print(f"{name}: {error}", flush=True)
+        results: dict[str, Any] = {}
+        for sets in args.sets.split(","):
+            results[sets] = rounds(engines, sets, args, start)
+            print(json.dumps({sets: results[sets]["compared"]}, indent=1), flush=True)
+    if args.output is not None:
+        head = {"model": Path(args.model).name, "requests": args.requests, "tokens": args.tokens}
+        args.output.write_text(json.dumps(head | {"results": results}, indent=1) + "\n")
+
+
+def rounds(engines: dict[str, "Engine"], sets: str, args: argparse.Namespace, start: float) -> dict[str, Any]:
+    """One warm-up, then rounds until the budget is used up."""
+    for engine in engines.values():
+        engine.batch(sets)
+    batches: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
+    shares = len(args.sets.split(","))
+    place = args.sets.split(",").index(sets) + 1
+    for round_ in range(args.rounds):
+        if time.monotonic() - start > args.budget_seconds * place / shares:
+            break
+        for name in order(list(engines), round_):
+            batches[name].append(engines[name].batch(sets))
+            print(f"{sets}, round {round_}, {name}: {batches[name][-1]}", flush=True)
+    rates = {name: [batch["tokens_per_second"] for batch in found] for name, found in batches.items()}
+    return {"batches": batches, "compared": compare(rates)}
+
+
+class Engine:
+    """A child process with an engine; commands go in and answers come out as lines of JSON."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> "Engine":
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, *sys.argv[1:], "--child", self.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=ARMS[self.name].environment(),
+            text=True,
+        )
+        try:
+            self._answer()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()  # the child ends
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+    def batch(self, sets: str) -> dict[str, float]:
+        """Let it run one batch."""
+        assert self.process.stdin is not None
+        print(json.dumps({"sets": sets}), file=self.process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict[str, float]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("ANSWER "):
+                return json.loads(line.removeprefix("ANSWER "))
+        raise RuntimeError(f"its process ended with {self.process.wait()}; its log is above")
+
+
+async def child(args: argparse.Namespace, arm: Arm) -> None:
+    """Run batches as they are asked for; ends with its input."""
+    async with engine_of(args, arm) as engine:
+        answer({})
+        loop = asyncio.get_running_loop()
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            answer(await batch(engine, args, arm, json.loads(line)["sets"]))
+
+
+def answer(what: dict[str, float]) -> None:
+    """To the parent, among what vLLM prints."""
+    print("ANSWER " + json.dumps(what), flush=True)
+
+
+def engine_of(args: argparse.Namespace, arm: Arm) -> Any:
+    """The arm's engine, as an asynchronous context."""
+    engine: dict[str, Any] = {"max_model_len": args.prompt + args.tokens + 16, "max_num_seqs": args.requests}
+    engine |= {"enable_prefix_caching": False, "seed": 0, "disable_log_stats": True}
+    engine |= {"dtype": "float32"} if args.cpu else {"gpu_memory_utilization": args.memory}
+    engine |= arm.engine | args.engine
+    if not arm.ours:
+        return stock_engine(args.model, engine)
+    from keptset_inference.environment import prepare_environment
+    from keptset_settings import InferenceSettings
+
+    settings = InferenceSettings(
+        model=args.model,
+        enable_return_sampling_mask=arm.capture is not None,
+        capture=arm.capture or "auto",
+        mask_padded_ids=False,  # the tokenizer of a random model says nothing
+        vllm=engine,
+    )
+    choice = prepare_environment(settings)
+    from keptset_inference.arguments import engine_arguments
+    from keptset_inference.engine import running_engine
+
+    kind = None if choice is None else choice.kind
+    return running_engine(engine_arguments(settings), capture=kind, mask_padded_ids=False)
+
+
+def stock_engine(model: str, engine: dict[str, Any]) -> Any:
+    """VLLM as it comes; its own defaults for what it is not told."""
+    from contextlib import asynccontextmanager
+
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    @asynccontextmanager
+    async def running() -> Any:
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, generation_config="vllm", **engine))
+        try:
+            yield llm
+        finally:
+            llm.shutdown()
+
+    return running()
+
+
+async def batch(engine: Any, args: argparse.Namespace, arm: Arm, sets: str) -> dict[str, float]:
+    """All requests at once; tokens a second from the first to the last, and the mean size of the sets."""
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    async def one(number: int) -> tuple[int, int]:
+        params = SamplingParams(
+            **SETS[sets] | {"logprobs": 0} | arm.sampling,
+            max_tokens=args.tokens,
+            ignore_eos=True,
+            detokenize=False,
+            flat_logprobs=arm.ours,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        if arm.capture is not None:
+            from keptset_inference.capture.flag import mark
+
+            mark(params)
+        prompt = tokens_input([5 + (number + place) % 250 for place in range(args.prompt)])
+        async for output in engine.generate(prompt, params, f"{time.monotonic_ns()}-{number}"):
+            last = output.outputs[0]
+        return len(last.token_ids), kept_ids(last, arm)
+
+    wall, spent = time.monotonic(), time.process_time()
+    counts = await asyncio.gather(*(one(number) for number in range(args.requests)))
+    wall, spent = time.monotonic() - wall, time.process_time() - spent
+    tokens = sum(count for count, _ in counts)
+    return {
+        "tokens_per_second": round(tokens / wall, 1),
+        "mean_set": round(sum(ids for _, ids in counts) / tokens, 2),
+        "frontend_cpu_us_a_token": round(1e6 * spent / tokens, 2),
+    }
+
+
+def kept_ids(output: Any, arm: Arm) -> int:
+    """All ids of all sets of a completion."""
+    if output.sampling_mask is None:
+        return 0
+    if arm.capture is None:
+        return sum(len(row) for row in output.sampling_mask.token_ids)
+    from keptset_inference.capture.packed import unpack_rows
+
+    chunks = output.sampling_mask.token_ids
+    if output.logprobs:  # speculative decoding: sets of several tokens a step, logprobs beside them
+        return sum(len(chunk.token_ids) for chunk in chunks)
+    return len(unpack_rows(chunks)[2].ids)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # vLLM's processes have ended; taking the interpreter apart takes seconds
