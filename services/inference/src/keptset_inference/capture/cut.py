@@ -60,7 +60,7 @@ def cut_on_device(logits: Tensor, top_k: Tensor, top_p: Tensor, limit: int, widt
     scratch = torch.empty((rows, size), dtype=torch.int32, device=logits.device)
     row, set_, work = logits.stride(0), columns.stride(0), scratch.stride(0)
     kernels.read_kernel[rows, -(-limit // kernels.READ)](
-        logits, row, top_k, scratch, work, limit, CHUNK=kernels.CHUNK, READ=kernels.READ
+        logits, row, top_k, scratch, work, vocabulary, limit, CHUNK=kernels.CHUNK, READ=kernels.READ
     )
     kernels.choose_kernel[rows,](
         logits,

@@ -168,14 +168,15 @@ def _keep_of_row(row_ptr, limit, k, kept_ids, kept_bits, WORK: tl.constexpr):
     return num_kept
 
 
-@triton.jit(do_not_specialize=["row_stride", "scratch_stride", "limit"])
+@triton.jit
 def read_kernel(
     logits_ptr,  # float32 [R, V], contiguous in a row
     row_stride,
     top_k_ptr,  # int32 [R]; 0 = leave this row alone
     scratch_ptr,  # int32 [R, ...], the largest value of each chunk as a key first
     scratch_stride,
-    limit,
+    vocabulary,
+    limit,  # ids from here on do not count
     CHUNK: tl.constexpr,
     READ: tl.constexpr,
 ):
@@ -185,13 +186,15 @@ def read_kernel(
         return
     chunk = tl.program_id(1) * (READ // CHUNK) + tl.arange(0, READ // CHUNK)
     ids = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-    values = tl.load(logits_ptr + row * row_stride + ids, mask=ids < limit, other=-float("inf"))
+    # Read by the vocabulary, which is mostly a multiple of 16: then four values are read at once.
+    values = tl.load(logits_ptr + row * row_stride + ids, mask=ids < vocabulary, other=-float("inf"))
     values = tl.where(values == values, values, float("inf"))
+    values = tl.where(ids < limit, values, -float("inf"))
     maxima = scratch_ptr + row * scratch_stride
     tl.store(maxima + chunk, _key(tl.max(values, axis=1)), mask=chunk * CHUNK < limit)
 
 
-@triton.jit(do_not_specialize=["row_stride", "columns_stride", "scratch_stride", "limit", "width"])
+@triton.jit(do_not_specialize=["columns_stride", "width"])  # what changes from step to step
 def choose_kernel(
     logits_ptr,
     row_stride,
@@ -261,7 +264,7 @@ def choose_kernel(
     tl.store(maxima + place, bits, mask=keep)
 
 
-@triton.jit(do_not_specialize=["row_stride", "columns_stride", "scratch_stride", "vocabulary"])
+@triton.jit(do_not_specialize=["columns_stride"])
 def write_kernel(
     logits_ptr,
     row_stride,
