@@ -33,7 +33,7 @@ class InferenceSettings(Table):
 
     capture: Literal["auto", "v1", "native"] = "auto"
     """How to capture, if at all: our own cut on the V1 model runner, or vLLM's native masks on the V2 runner
-    (a GPU's; needed for speculative decoding). "auto" takes the faster one that serves the configuration."""
+    (a GPU's). "auto" is "v1", unless the configuration needs "native": speculative decoding."""
 
     mask_padded_ids: bool = True
     """Requests with kept sets sample no id that the tokenizer does not have (heads are often padded beyond

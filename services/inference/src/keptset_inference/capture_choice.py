@@ -62,7 +62,7 @@ def choose_capture(settings: InferenceSettings, environ: Mapping[str, str]) -> C
         return Choice("native", "auto: only it records what speculative decoding samples")
     if asked_v2:
         return Choice("native", f"auto: {RUNNER}={runner} asks for the V2 model runner")
-    return Choice("v1", "auto: the faster one, and it serves this configuration")
+    return Choice("v1", "auto: it serves this configuration")
 
 
 __all__ = ["RUNNER", "Choice", "Kind", "choose_capture"]

@@ -25,6 +25,8 @@ class _WithKeptSets:
         super().__init__(*args, **kwargs)
         # Not ModelConfig's switch: that one wants the V2 runner, and a top_k of every single request.
         self.return_sampling_mask = True
+        # With drafts a step may have one token of a request or several: then nothing is packed, ever.
+        self.packs = self.vllm_config.speculative_config is None
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -35,7 +37,7 @@ class _WithKeptSets:
             if (request := self.requests.get(request_id)) is not None and is_marked(request.sampling_params)
         }
         move_columns(model_runner_output)
-        packed = pack(model_runner_output)
+        packed = self.packs and pack(model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
             for output in client.outputs:
