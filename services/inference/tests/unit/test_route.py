@@ -94,6 +94,22 @@ async def test_an_answer_has_the_fields_that_clients_read():
     assert priority == 2
 
 
+async def test_kv_transfer_params_pass_through_both_ways():
+    """Prefill and decode on different nodes: what the connectors say to each other is not ours."""
+    body = CUT | {"kv_transfer_params": {"do_remote_decode": True}}
+    answered = whole(output())
+    answered.kv_transfer_params = {"remote_block_ids": [[3, 4]], "remote_engine_id": "p0"}
+    engine = Engine(answered)
+    answer = await ask(engine, body)
+    assert answer.json()["kv_transfer_params"] == answered.kv_transfer_params
+    ((_, params, _, _),) = engine.asked
+    assert params.extra_args["kv_transfer_params"] == {"do_remote_decode": True}
+    assert is_marked(params), "beside the mark"
+    refused = await ask(Engine(answered), body, accept="application/msgpack")
+    assert refused.status_code == 406
+    assert "application/json" in refused.json()["error"]["message"], "nothing is dropped silently"
+
+
 async def test_the_header_chooses_the_dialect_and_the_setting_is_the_default():
     state = ServerState(facts(), "both")
     fields = lambda response: {"kept_tokens", "sampling_mask"} & set(response.json()["choices"][0])  # noqa: E731

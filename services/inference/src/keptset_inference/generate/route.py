@@ -92,6 +92,12 @@ class _Job:
         if last is None:
             return Response(status_code=GONE)
         choices = [completion(output, self.sampling, self.facts.vocab_size) for output in last.outputs]
+        if binary and last.kv_transfer_params is not None:
+            raise RequestError(
+                f"the answer has kv_transfer_params, which {MSGPACK} does not hold: accept application/json",
+                406,
+                "not_acceptable",
+            )
         if binary:
             answer = binary_answer(
                 self.request_id, self.request.model, choices, candidates=bool(self.sampling.logprobs)
