@@ -1,10 +1,11 @@
 """Which capture serves a configuration, and what cannot be served."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from keptset_inference.arguments import _check_resolved
+from keptset_inference.arguments import _check_resolved, engine_arguments, resolved_config
 from keptset_inference.capture_choice import RUNNER, choose_capture
 from keptset_inference.environment import prepare_environment
 from keptset_inference.errors import StartError
@@ -115,3 +116,9 @@ def test_each_capture_takes_its_runner():
 def test_what_resolves_to_something_else_is_refused(capture, changes, says):
     with pytest.raises(StartError, match=says):
         _check_resolved(resolved(**changes), capture)
+
+
+def test_native_capture_needs_a_gpu():
+    here = settings("native").model_copy(update={"model": str(Path(__file__).parent)})
+    with pytest.raises(StartError, match=r"GPU.*'v1'"):
+        resolved_config(engine_arguments(here), capture="native")
