@@ -11,6 +11,7 @@ the token was sampled from. Requests of several kinds run at the same time, gree
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -53,7 +54,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.child is not None:
         asyncio.run(child(args, args.child))
-        return
+        sys.stdout.flush()
+        os._exit(0)  # the engine has ended; taking the interpreter apart only complains
     results = {}
     for capture in args.capture.split(","):
         command = [sys.executable, __file__, *sys.argv[1:], "--child", capture]
