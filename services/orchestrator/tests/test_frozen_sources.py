@@ -217,7 +217,7 @@ def lines_of(drive: Drive, step: int = 1) -> list[str]:
 
 
 async def test_effective_sampling_is_recorded_with_every_rollout(
-    mixed: Drive, trainer: FakeTrainer, endpoint: FakeEndpoint
+    mixed: Drive, trainer: FakeTrainer, endpoint: FakeEndpoint, inference: FakeInference
 ):
     await mixed()
     lines = [json.loads(line) for line in lines_of(mixed)]
@@ -227,8 +227,9 @@ async def test_effective_sampling_is_recorded_with_every_rollout(
         arrays = sample.arrays()
         assert line["tokens"] == int(np.count_nonzero(arrays.loss_mask))
         if line["source"] == "letters":
-            seed = line["sampling"].pop("seed")
-            assert seed >= 0
+            *_, prompt, index = line["sample_id"].split("/")
+            (asked,) = [r for r in inference.requests if r["request_id"].endswith(f"-1-{prompt}-1")]
+            assert line["sampling"].pop("seed") == asked["sampling_params"]["seed"] + int(index)
             assert line["sampling"] == {
                 "temperature": 0.7,
                 "top_p": 0.97,
@@ -243,3 +244,4 @@ async def test_effective_sampling_is_recorded_with_every_rollout(
             assert line["sampling"]["top_p"] == 0.9
             assert not line["sampling"]["truncates"]
             assert line["generator"] == f"frozen generator {endpoint.url}"
+            assert line["sampling"]["seed"] in {body["seed"] for body in endpoint.chats}

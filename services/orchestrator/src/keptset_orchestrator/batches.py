@@ -27,6 +27,7 @@ class Built:
 
     Attributes:
         prompt: What was asked.
+        index: Of the rollout in its group.
         completion: As it arrived.
         reward: Of the environment.
         advantage: Of the rollout in its group.
@@ -35,6 +36,7 @@ class Built:
     """
 
     prompt: Prompt
+    index: int
     completion: Completion
     reward: float
     advantage: float
@@ -75,7 +77,7 @@ def build_samples(
                 cut = max(0, sample.num_tokens - row_tokens)
                 sample = cut_sample(sample, 0, sample.num_tokens - cut)
             reward = group.rewards[index]
-            built.append(Built(group.prompt, completion, reward, advantage, sample, cut))
+            built.append(Built(group.prompt, index, completion, reward, advantage, sample, cut))
     check_samples([one.sample for one in built], vocab_size)
     return built
 

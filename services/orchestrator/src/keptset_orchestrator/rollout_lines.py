@@ -6,6 +6,7 @@ from typing import Any
 
 from .batches import Built
 from .selection import Selection
+from .sources import derive_seed
 from .tokenizer import ChatTokenizer
 
 
@@ -45,5 +46,7 @@ def rollout_line(one: Built, flags: list[str], dropped: bool, tokenizer: ChatTok
 
 
 def effective_sampling(one: Built) -> dict[str, Any]:
-    """The sampling parameters that a rollout's requests carried."""
-    return {**one.prompt.source.sampling, "truncates": one.prompt.source.truncates, "seed": one.prompt.seed}
+    """The sampling parameters of a rollout, its own seed (of the first turn) among them."""
+    source, seed = one.prompt.source, one.prompt.seed
+    own = seed + one.index if source.frozen is None else derive_seed(seed, one.index, 0)
+    return {**source.sampling, "truncates": source.truncates, "seed": own}

@@ -179,6 +179,8 @@ class RolloutCollector:
         self, prompt: Prompt, index: int, rollout: Completion, weight_version: int
     ) -> Completion:
         """The further turns of one rollout of the policy, while the environment answers it."""
+        if not isinstance(prompt.source.environment, MultiTurn):
+            return rollout
         texts = [self._text_of_last_turn(rollout)]
         while rollout.finish_reason == "stop":
             reply = await self._reply(prompt, index, texts)
