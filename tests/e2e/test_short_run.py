@@ -1,4 +1,4 @@
-"""Five steps with the real engine, trainer and orchestrator, at two temperatures."""
+"""Five steps of the real services: two temperatures, self-distillation, an evaluation."""
 
 import json
 
@@ -14,6 +14,20 @@ sampling = { temperature = 0.6 }
 [[orchestrator.train.source]]
 name = "hot"
 sampling = { temperature = 1.3, top_p = 0.9 }
+
+[[orchestrator.train.source]]
+name = "self"
+algorithm = { kind = "opsd" }
+
+[[orchestrator.eval.source]]
+name = "held-out"
+interval = 5
+examples = 3
+group_size = 2
+sampling = { temperature = 0.6, top_p = 0.5, max_tokens = 18 }
+
+[trainer]
+full_vocabulary_scores = true
 """
 
 METRICS = """
@@ -22,7 +36,8 @@ kept/coverage kept/size_mean kept/size_p50 kept/size_p99 kept/singleton_share ke
 entropy/full entropy/kept loss grad_norm lr rejected/sequences clipped/tokens tokens/loss tokens/total
 rollout/error_rate rollout/trainable_share rollout/tokens rollout/length_mean rollout/truncated_share
 seconds/rollout seconds/train seconds/weights seconds/step weight_version
-source/cool/reward/mean source/hot/reward/mean
+source/cool/reward/mean source/hot/reward/mean source/self/reward/mean
+full/logprob_mean reference/kl_mean
 """
 
 
@@ -48,6 +63,11 @@ def test_ratios_are_1_through_the_whole_chain(started):
         # The masks are no formality: a tail is cut off.
         assert 1 < row["kept/size_mean"] < 261
         assert row["kept/mass_mean"] < 0.999
+        # what the policy says of its rollouts with the solution in sight is something else than without
+        assert abs(row["reference/kl_mean"]) > 1e-3
+    evaluated = [{name for name in row if name.startswith("eval/")} for row in rows]
+    assert evaluated[:4] == [set()] * 4
+    assert evaluated[4] >= {"eval/held-out/avg@2", "eval/held-out/pass@1", "eval/held-out/pass@2"}
     assert len({row["loss"] for row in rows}) == 5
     assert all(row["grad_norm"] > 0 for row in rows)
     assert {path.name for path in (folder / "weights").iterdir()} >= {"v000004", "v000005"}

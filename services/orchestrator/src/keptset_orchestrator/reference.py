@@ -15,8 +15,8 @@ def prompt_of_reference(prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
     """The ids that the reference sees before a rollout: the policy's prompt, or with opsd one with the
     solution.
 
-    OPSD (arXiv 2601.18734, section 3): the teacher is the same model, and sees the problem with its solution;
-    the rollouts that it scores are the student's, who saw the problem alone.
+    OPSD (arXiv 2601.18734, "Self-Distilled Reasoner"): the teacher is the same model, and sees the problem
+    with its solution; the rollouts that it scores are the student's, who saw the problem alone.
 
     Raises:
         EnvironmentFaultError: the environment has no solution.
