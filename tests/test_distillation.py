@@ -83,21 +83,31 @@ def batch_of(policy, reference, algorithm, kept_ids: int | None, full_scores: bo
     return batch.samples
 
 
-def trained(policy, samples, scores: FullScores | None) -> list[torch.Tensor]:
-    changed = Policy(copy.deepcopy(policy), None)
-    optimizer = torch.optim.SGD(changed.model.parameters(), lr=1.0)
+def one_step(
+    changed: Policy,
+    optimizer: torch.optim.Optimizer,
+    samples: list[TrainingSample],
+    scores: FullScores | None,
+    max_grad_norm: float = 1e9,
+) -> None:
     train_step(
         changed,
         optimizer,
         samples,
         loss_function(ClippedRatioLoss()),
         row_tokens=64,
-        max_grad_norm=1e9,
+        max_grad_norm=max_grad_norm,
         entropy=None,
         ignore_masks=False,
         told_to_stop=lambda: False,
         full_scores=scores,
     )
+
+
+def trained(policy, samples, scores: FullScores | None) -> list[torch.Tensor]:
+    changed = Policy(copy.deepcopy(policy), None)
+    optimizer = torch.optim.SGD(changed.model.parameters(), lr=1.0)
+    one_step(changed, optimizer, samples, scores)
     before = policy.parameters()
     return [after.detach() - b.detach() for after, b in zip(changed.model.parameters(), before, strict=True)]
 
@@ -137,16 +147,6 @@ def test_distillation_under_truncation_brings_the_policy_towards_the_reference(p
     changed = Policy(copy.deepcopy(policy), None)
     optimizer = torch.optim.SGD(changed.model.parameters(), lr=0.05)
     for _ in range(8):
-        train_step(
-            changed,
-            optimizer,
-            batch_of(changed.model, reference, OpdAlgorithm(), 20, full_scores=True),
-            loss_function(ClippedRatioLoss()),
-            row_tokens=64,
-            max_grad_norm=1.0,
-            entropy=None,
-            ignore_masks=False,
-            told_to_stop=lambda: False,
-            full_scores=FullScores(),
-        )
+        samples = batch_of(changed.model, reference, OpdAlgorithm(), 20, full_scores=True)
+        one_step(changed, optimizer, samples, FullScores(), max_grad_norm=1.0)
     assert divergence(changed.model) < divergence(policy)
