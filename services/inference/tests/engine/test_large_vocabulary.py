@@ -1,7 +1,5 @@
 """The same at 151,936 ids, where sets are a sliver of the vocabulary and top_k = 512 is the limit."""
 
-import signal
-
 import pytest
 
 from ..models.published import directory_name
@@ -87,10 +85,3 @@ async def test_ties_at_512(large, large_versions, evidence):
     large.update(version)
     reference = TiedReference(large_versions[directory_name(version)], distinct)
     await check_ties(large, reference, distinct, [5, 50, 512], [512], evidence)
-
-
-def test_sigterm_leaves_no_process(large):
-    assert "EngineCore" in large.process.titles(), "the engine has a process of its own"
-    large.process.popen.send_signal(signal.SIGTERM)
-    assert large.process.wait_until_gone(20) == []
-    assert large.process.popen.returncode == 0

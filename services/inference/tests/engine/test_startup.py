@@ -19,7 +19,6 @@ REFUSED = {
         ["speculative_config"],
     ),
     "developer mode": ({}, {"VLLM_SERVER_DEV_MODE": "1"}, ["VLLM_SERVER_DEV_MODE", "unset"]),
-    "an unknown engine argument": ({"max_model_length": 64}, {}, ["max_model_length", "max_model_len"]),
 }  # fmt: skip
 
 
