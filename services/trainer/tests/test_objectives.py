@@ -12,10 +12,14 @@ from keptset_settings import ClippedRatioLoss, GeometricMeanLoss, SequenceProduc
 from keptset_trainer.full_scores import FullScores
 from keptset_trainer.losses import loss_function
 from keptset_trainer.losses.objective import advantages_of, row_loss
+from keptset_trainer.master_weights import OwnWeights
 from keptset_trainer.model import Policy
-from keptset_trainer.packing import pack_row
+from keptset_trainer.packing import pack, pack_row
+from keptset_trainer.ranks import Ranks
+from keptset_trainer.scorer import Scorer
 from keptset_trainer.train_step import train_step
 
+CPU = Ranks(torch.device("cpu"))
 LOSSES = [ClippedRatioLoss(), TruncatedWeightLoss(), SequenceProductLoss(), GeometricMeanLoss()]
 
 
@@ -56,11 +60,13 @@ def step(model, samples, loss=None, scores: FullScores | None = None, **changes)
     policy = Policy(copy.deepcopy(model), None)
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
     metrics, grad_norm = train_step(
-        policy,
+        Scorer(policy),
+        OwnWeights(policy.model),
         optimizer,
+        CPU,
         samples,
+        pack(samples, 64),
         loss_function(loss or ClippedRatioLoss()),
-        row_tokens=64,
         max_grad_norm=1e9,
         entropy="full",
         ignore_masks=False,
@@ -151,7 +157,7 @@ def test_full_scores_are_the_logprobs_over_the_whole_vocabulary(tiny_model, make
     samples = make_batch(1, samples=8).samples
     scores = FullScores()
     step(tiny_model, samples, scores=scores)
-    for sample, data in zip(samples, scores.of_samples(samples), strict=True):
+    for sample, data in zip(samples, scores.of_samples(samples, CPU), strict=True):
         found = np.frombuffer(data, "<f4")
         loss_mask = sample.arrays().loss_mask
         assert not found[~loss_mask].any()

@@ -1,7 +1,6 @@
 """Rows: whole sequences, nothing predicted across a border, nothing attended across one."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +9,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from kept_tokens import KeptTokens
 from kept_tokens.messages import TrainingSample
 from keptset_trainer.model import Policy
-from keptset_trainer.packing import first_fit_decreasing, pack
+from keptset_trainer.packing import pack
 
 
 @st.composite
@@ -65,8 +64,10 @@ def test_every_trained_token_is_predicted_once_from_the_token_before_it(samples,
                 )
     found = []
     for row in pack(samples, row_tokens):
-        assert len(row.token_ids) == len(row.positions) == len(row.loss_mask) == row.borders[-1] <= row_tokens
-        at = row.loss_mask.nonzero()[:, 0]
+        assert len(row.token_ids) == len(row.positions) == row.borders[-1] <= row_tokens
+        assert row.longest == row.borders.diff().max()
+        assert row.has_trained.tolist() == [s in row.sequence for s in range(row.num_sequences)]
+        at = row.predicting
         offsets = row.kept.offsets.tolist()
         for n in range(len(row.labels)):
             sequence = int(row.sequence[n])
@@ -94,22 +95,11 @@ def test_positions_restart_with_every_sequence(samples, row_tokens):
             assert row.token_ids[part].tolist() == samples[sample].arrays().token_ids.tolist()
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(50, 200))
-def test_rows_hold_every_sequence_once_and_all_but_one_are_half_full(lengths, row_tokens):
-    rows = first_fit_decreasing(lengths, row_tokens)
-    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
-    filled = sorted(sum(lengths[index] for index in row) for row in rows)
-    assert filled[-1] <= row_tokens
-    assert all(2 * tokens > row_tokens for tokens in filled[1:])
-
-
-def test_a_sequence_that_fits_no_row_is_named():
-    with pytest.raises(ValueError, match=r"sample 1: 9 tokens do not fit trainer.row_tokens = 8"):
-        first_fit_decreasing([3, 9], 8)
-
-
 def packed(policy: Policy, sequences: list[torch.Tensor]) -> torch.Tensor:
-    return policy.hidden(torch.cat(sequences), torch.cat([torch.arange(len(s)) for s in sequences]))
+    lengths = [len(sequence) for sequence in sequences]
+    borders = torch.tensor([0, *lengths]).cumsum(0)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    return policy.hidden(torch.cat(sequences), positions, borders, max(lengths))
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(0, 2**31))

@@ -11,9 +11,14 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, Granite
 from kept_tokens.messages import TrainingBatch, TrainingSample
 from keptset_settings import ClippedRatioLoss, GeometricMeanLoss, SequenceProductLoss
 from keptset_trainer.losses import loss_function
-from keptset_trainer.model import Policy, load_policy, prove_head
+from keptset_trainer.master_weights import OwnWeights
+from keptset_trainer.model import Policy, load_policy, prove, prove_head
+from keptset_trainer.packing import pack
+from keptset_trainer.ranks import Ranks
+from keptset_trainer.scorer import Scorer
 from keptset_trainer.train_step import Abandoned, NotFinite, train_step
 
+CPU = Ranks(torch.device("cpu"))
 TINY = {
     "vocab_size": 261,
     "hidden_size": 16,
@@ -28,14 +33,17 @@ TINY = {
 def step(model, samples, loss=None, *, row_tokens=64, softcap=None, lr=1e-3, **changes):
     """One step on a copy of `model`: (metrics, copy)."""
     policy = Policy(copy.deepcopy(model), softcap)
+    weights = OwnWeights(policy.model)
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr)
     options = {"max_grad_norm": 1.0, "entropy": "full", "ignore_masks": False, "told_to_stop": lambda: False}
     metrics, grad_norm = train_step(
-        policy,
+        Scorer(policy),
+        weights,
         optimizer,
+        CPU,
         samples,
+        pack(samples, row_tokens),
         loss_function(loss or ClippedRatioLoss()),
-        row_tokens=row_tokens,
         **options | changes,
     )
     ignored = (options | changes)["ignore_masks"]
@@ -187,11 +195,13 @@ def test_a_gradient_that_overflows_names_its_sample_and_is_not_applied(tiny_mode
     optimizer = torch.optim.AdamW(policy.model.parameters())
     with pytest.raises(NotFinite, match=r"sample 2 \(id '1/2'\).*not applied"):
         train_step(
-            policy,
+            Scorer(policy),
+            OwnWeights(policy.model),
             optimizer,
+            CPU,
             samples,
+            pack(samples, 64),
             loss_function(ClippedRatioLoss()),
-            row_tokens=64,
             max_grad_norm=1.0,
             entropy=None,
             ignore_masks=False,
@@ -210,7 +220,7 @@ def test_a_step_is_left_between_rows_when_told_to_stop(tiny_model, make_batch):
 def test_an_architecture_that_scales_its_logits_is_refused(tmp_path):
     GraniteForCausalLM(GraniteConfig(**TINY, logits_scaling=3.0)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"trainer.model is a GraniteForCausalLM, whose logits differ"):
-        load_policy(str(tmp_path), torch.device("cpu"), "auto")
+        prove(load_policy(str(tmp_path), torch.device("cpu"), "auto"))
 
 
 def test_a_missing_soft_cap_would_be_noticed():

@@ -3,6 +3,7 @@
 from .api import kept_logprobs
 from .batches import ScoredTokens, scored_tokens
 from .dense import dense_kept_logprobs
+from .parallel import parallel_kept_logprobs
 from .types import KeptLogprobs, KeptSet
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "ScoredTokens",
     "dense_kept_logprobs",
     "kept_logprobs",
+    "parallel_kept_logprobs",
     "scored_tokens",
 ]

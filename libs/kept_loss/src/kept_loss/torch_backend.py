@@ -114,7 +114,7 @@ class _KeptLogprobs(torch.autograd.Function):
             by_id = sparse.WeightGradient(h, ids, positions, grad_logits) if need_weight else None
             grad_weight = torch.zeros_like(weight) if need_weight else None
             if alone.numel():
-                _unmasked_gradient(
+                unmasked_gradient(
                     h, weight, labels, temperature.to(dtype), alone, full.WholeVocabulary(*state),
                     ctx.softcap, grad, grad_hidden, grad_weight, by_id,
                 )  # fmt: skip
@@ -182,7 +182,7 @@ def _kept_rows(
     return _KeptRows(logprobs, entropy, largest, log_total, slopes if slope is None else slopes * slope)
 
 
-def _unmasked_gradient(
+def unmasked_gradient(
     h: Tensor,
     weight: Tensor,
     labels: Tensor,

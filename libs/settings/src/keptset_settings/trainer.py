@@ -103,8 +103,26 @@ class TrainerSettings(Table):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes CUDA if there is one."""
 
+    ranks: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    """Processes that train together, one a GPU, the weights sharded over them (FSDP2); auto = one for each
+    visible GPU."""
+
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the weights while training; auto is float32 on a CPU and as the model is stored on CUDA."""
+    """Type that the model computes in and is published in; auto is float32 on a CPU and as the model is
+    stored on CUDA. The weights that the optimiser changes are float32."""
+
+    attention: Literal["auto", "sdpa", "varlen"] = "auto"
+    """Over packed rows: "varlen" = torch's variable-length FlashAttention, "sdpa" = a mask; auto is varlen on
+    CUDA in bfloat16."""
+
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of the model's layers; auto is on with CUDA."""
+
+    checkpointing: Literal["off", "selective", "full"] = "off"
+    """Activations computed again in the backward pass: none, all but those of matmuls and attention, all."""
+
+    deterministic: bool = False
+    """The same step gives the same bits on a GPU too, somewhat slower."""
 
     seed: int = 0
     """Seed of everything random in the trainer."""

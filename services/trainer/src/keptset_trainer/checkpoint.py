@@ -1,17 +1,30 @@
-"""Checkpoints: a transformers model directory, plus the optimiser's state and the result of the step."""
+"""Checkpoints: a transformers model directory, and beside it what training goes on from.
+
+    checkpoint.json               the step, its batch's hash and its result
+    model.safetensors, ...        what is published: the model as it computes, and its tokenizer
+    state/                        float32 weights and AdamW's moments, each rank's shards in a file of its own
+
+The state is torch.distributed.checkpoint's, in its safetensors form: any number of ranks reads what any other
+number wrote. Where in the data a run is, is the step; what is random in a step is seeded by it.
+"""
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from .durable import finish_directory, new_directory, remove_directory, write_json
 from .folders import Folders, numbered
+from .master_weights import MasterWeights
+from .ranks import Ranks
 
 KEEP = 2
 """Checkpoints that stay: the newest, and the one before in case a disk ate it."""
@@ -24,32 +37,67 @@ TOKENIZER_FILES = (
     "chat_template*",
 )
 ONE_FILE = "1000TB"
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def save(
     path: Path,
     model: PreTrainedModel,
+    weights: MasterWeights,
     optimizer: torch.optim.Optimizer,
+    ranks: Ranks,
     tokenizer_from: Path,
     record: dict[str, Any],
 ) -> None:
-    """Write a checkpoint atomically.
+    """Write a checkpoint atomically. Every rank calls this; the first one's files make it complete.
 
     Args:
         path: of the checkpoint's directory.
         model: saved as transformers does, in one file; tied weights once.
-        optimizer: AdamW over `model`'s parameters.
+        weights: its float32 weights.
+        optimizer: AdamW over them.
+        ranks: that have shards of them.
         tokenizer_from: directory whose tokenizer files go along.
         record: what else to remember, as JSON.
     """
-    temporary = new_directory(path)
-    model.save_pretrained(temporary, max_shard_size=ONE_FILE)
-    for pattern in TOKENIZER_FILES:
-        for file in tokenizer_from.glob(pattern):
-            shutil.copyfile(file, temporary / file.name)
-    save_file(optimizer_tensors(model, optimizer), temporary / "optimizer.safetensors")
-    write_json(temporary / "checkpoint.json", record)
-    finish_directory(temporary, path)
+    temporary = path
+    if ranks.is_first:
+        temporary = new_directory(path)
+    temporary = Path(ranks.gathered(str(temporary))[0])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one rank: meant
+        dcp.save(
+            state_of(weights, optimizer),
+            storage_writer=HuggingFaceStorageWriter(str(temporary / "state"), save_distributed=True),
+            process_group=ranks.group,
+            no_dist=ranks.group is None,
+        )
+    exported = {}
+    for name in weights.named:
+        values = weights.whole(name)
+        if ranks.is_first:
+            exported[name] = values.cpu()
+
+    def finish() -> None:
+        kept = persistent(model)
+        exported.update((name, buffer.cpu()) for name, buffer in model.named_buffers() if name in kept)
+        model.save_pretrained(temporary, state_dict=exported, max_shard_size=ONE_FILE)
+        for pattern in TOKENIZER_FILES:
+            for file in tokenizer_from.glob(pattern):
+                shutil.copyfile(file, temporary / file.name)
+        write_json(temporary / "checkpoint.json", record)
+        finish_directory(temporary, path)
+
+    ranks.first_alone(finish)
+
+
+def persistent(model: PreTrainedModel) -> set[str]:
+    """Names of the buffers that a state dict has."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name in module._buffers.keys() - module._non_persistent_buffers_set
+    }
 
 
 def keep_newest(folders: Folders) -> None:
@@ -58,29 +106,51 @@ def keep_newest(folders: Folders) -> None:
         remove_directory(path)
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The state of every parameter as `<parameter>/<entry>`."""
-    return {
-        f"{name}/{entry}": value
-        for name, parameter in model.named_parameters()
-        for entry, value in optimizer.state.get(parameter, {}).items()
-    }
+def state_of(weights: MasterWeights, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What training goes on from, as tensors that know which part of the whole they are.
+
+    A parameter that never had a gradient has no moments yet: zeros.
+    """
+    steps, state = [], {}
+    for name, parameter in weights.named.items():
+        known = optimizer.state.get(parameter, {})
+        steps.append(float(known.get("step", 0)))
+        state[f"weights/{name}"] = weights.as_sharded(name, parameter.detach())
+        for moment in MOMENTS:
+            values = known.get(moment)
+            if values is None:
+                values = torch.zeros_like(parameter, requires_grad=False)
+            state[f"{moment}/{name}"] = weights.as_sharded(name, values)
+    return {**state, "steps": torch.tensor(steps)}
 
 
-def restore_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the state saved in `path` into `optimizer`.
+def restore(path: Path, weights: MasterWeights, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
+    """Put what `save` saved in `path` into the weights and the optimiser.
 
     Raises:
-        ValueError: a saved state belongs to no parameter of the model.
+        ValueError: it is of another model.
     """
-    parameters = dict(model.named_parameters())
-    for key, value in load_file(path / "optimizer.safetensors").items():
-        name, _, entry = key.rpartition("/")
-        if name not in parameters:
-            raise ValueError(f"{path}/optimizer.safetensors: the model beside it has no parameter {name}")
-        parameter = parameters[name]
-        # AdamW counts steps on the CPU unless it is fused or captured
-        optimizer.state[parameter][entry] = value if entry == "step" else value.to(parameter.device)
+    state = state_of(weights, optimizer)
+    reader = HuggingFaceStorageReader(str(path / "state"))
+    there = reader.read_metadata().state_dict_metadata.keys()
+    if there != state.keys():
+        raise ValueError(
+            f"{path}/state: is of another model than the one beside it; they differ in "
+            f"{sorted(there ^ state.keys())[0]}"
+        )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is")  # one rank: meant
+        dcp.load(state, storage_reader=reader, process_group=ranks.group, no_dist=ranks.group is None)
+    for (name, parameter), step in zip(weights.named.items(), state["steps"], strict=True):
+        moments = {moment: state[f"{moment}/{name}"] for moment in MOMENTS}
+        if step == 0 or parameter.numel() == 0:
+            continue
+        on_device = optimizer.defaults["fused"]
+        optimizer.state[parameter] = {
+            "step": step.clone().to(parameter.device) if on_device else step.clone(),
+            **{m: v.to_local() if isinstance(v, DTensor) else v for m, v in moments.items()},
+        }
+    weights.give_back()
 
 
 def directory_of(model: str) -> Path:

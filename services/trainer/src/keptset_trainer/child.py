@@ -1,47 +1,71 @@
-"""The training loop as a child process: started, watched, told to stop."""
+"""The training loop as child processes, one a rank: started, watched, told to stop."""
 
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from typing import Any
 
 from .folders import Folders
 
+POLL_SECONDS = 0.1
 LAST_LINES = 30
 """Log lines of the loop that are shown again when it dies."""
 
 
 class TrainingLoop:
-    """The child process. Start it from the main thread: the child ends with the thread that made it."""
+    """The child processes, one a rank. Start it from the main thread: they end with the thread that did.
 
-    def __init__(self, folders: Folders, lock_descriptor: int) -> None:
+    A rank that dies takes the others with it: they would wait for it.
+    """
+
+    def __init__(self, folders: Folders, lock_descriptor: int, ranks: int) -> None:
         self.folders = folders
         self.stopping = False
+        self.ended: list[int] = []
+        """Ranks in the order in which they ended."""
         folders.loop_state.unlink(missing_ok=True)  # of a loop that is no more
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "keptset_trainer.loop", str(folders.settings), str(os.getpid())],
+        folders.rendezvous.unlink(missing_ok=True)
+        self.lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.processes = [self._start(rank, ranks, lock_descriptor) for rank in range(ranks)]
+        self.forwarders = [
+            threading.Thread(target=self._follow, args=(rank, process), name=f"loop-{rank}", daemon=True)
+            for rank, process in enumerate(self.processes)
+        ]
+        for forwarder in self.forwarders:
+            forwarder.start()
+
+    def _start(self, rank: int, ranks: int, lock_descriptor: int) -> subprocess.Popen[str]:
+        arguments = [
+            str(self.folders.settings),
+            str(os.getpid()),
+            f"file://{self.folders.rendezvous.absolute()}",
+        ]
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        return subprocess.Popen(
+            [sys.executable, "-m", "keptset_trainer.loop", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},  # see the README: threads that spin
+            # see the README: threads that spin
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **place},
             text=True,
             errors="replace",
             pass_fds=[lock_descriptor],
             process_group=0,  # Ctrl-C and signals to the whole group go through `stop`, in order
         )
-        self.lines: deque[str] = deque(maxlen=LAST_LINES)
-        self.forwarder = threading.Thread(target=self._forward, name="loop-log", daemon=True)
-        self.forwarder.start()
 
-    def _forward(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+    def _follow(self, rank: int, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
             self.lines.append(line.rstrip())
             sys.stderr.write(line)
             sys.stderr.flush()
+        process.wait()
+        self.ended.append(rank)
 
     def state(self) -> dict[str, Any] | None:
         """What the loop says it is doing: pid, vocab_size, training (a step or None); None while it loads."""
@@ -49,25 +73,57 @@ class TrainingLoop:
             state = json.loads(self.folders.loop_state.read_bytes())
         except FileNotFoundError:
             return None
-        return state if state["pid"] == self.process.pid else None
+        return state if state["pid"] == self.processes[0].pid else None
+
+    def wait(self) -> None:
+        """Until all ranks have ended, or one has that should not: then the others are killed."""
+        while running := [process for process in self.processes if process.poll() is None]:
+            if len(running) < len(self.processes) and self.failure() is not None:
+                for process in running:
+                    process.kill()
+            time.sleep(POLL_SECONDS)
 
     def failure(self) -> str | None:
-        """Why the loop is no more, unless it was told to stop."""
-        code = self.process.poll()
-        if code is None or self.stopping:
+        """Why the loop is no more, unless it was told to stop. The rank that died first is named."""
+        if self.stopping or self.is_running():
             return None
-        self.forwarder.join(timeout=1)
+        if not self.ended:  # its last words are still on their way
+            self.forwarders[next(r for r, p in enumerate(self.processes) if p.poll() is not None)].join(1)
+        first = self.ended[0] if self.ended else 0
+        which = f"rank {first} of {len(self.processes)} of " if len(self.processes) > 1 else ""
         last = next((line for line in reversed(self.lines) if line.strip()), "no log line")
-        return f"the training loop ended with exit code {code}: {last}"
+        code = self.processes[first].poll()
+        return f"{which}the training loop ended with exit code {code}: {last}"
+
+    def is_running(self) -> bool:
+        """Whether no rank has ended."""
+        return all(process.poll() is None for process in self.processes)
 
     def stop(self, patience: float) -> None:
         """SIGTERM, and SIGKILL after `patience` seconds: its files are whole or absent either way."""
         self.stopping = True
-        if self.process.poll() is None:
-            self.process.terminate()
+        deadline = time.monotonic() + patience
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes:
             try:
-                self.process.wait(patience)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        self.forwarder.join(timeout=1)
+                process.kill()
+                process.wait()
+        for forwarder in self.forwarders:
+            forwarder.join(timeout=1)
+
+
+def visible_gpus() -> int:
+    """Asked of a process of its own: this one never imports torch. At least 1.
+
+    Raises:
+        ValueError: torch does not say.
+    """
+    asked = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=False)
+    if not done.stdout.strip().isdecimal():
+        raise ValueError(f'trainer.ranks: "auto" asks torch how many GPUs there are:\n{done.stderr}')
+    return max(1, int(done.stdout))

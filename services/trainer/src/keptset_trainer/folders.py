@@ -5,9 +5,10 @@ The ingest process writes `spool/` and `settings.json`, the training loop the re
     spool/step-000001.msgpack     an accepted batch, as it came; goes when it is two steps old
     results/step-000001.json      what the step gave; kept for ever
     scores/step-000001.msgpack    its full-vocabulary logprobs, if they are wanted; goes with the batch
-    checkpoints/step-000001/      model, optimiser and result after the step; the last two
+    checkpoints/step-000001/      model, training state and result after the step; the last two
     loop.json                     what the living loop is doing
-    lock                          held by both processes, so that two trainers never share a directory
+    rendezvous                    where the loop's ranks meet, if there are several
+    lock                          held by all processes, so that two trainers never share a directory
 """
 
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ class Folders:
     @property
     def loop_state(self) -> Path:
         return self.output / "loop.json"
+
+    @property
+    def rendezvous(self) -> Path:
+        return self.output / "rendezvous"
 
     @property
     def lock(self) -> Path:

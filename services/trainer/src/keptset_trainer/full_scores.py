@@ -7,6 +7,7 @@ from kept_loss import KeptLogprobs
 from kept_tokens.messages import TrainingSample
 
 from .packing import MicroBatch
+from .ranks import Ranks
 
 
 class FullScores:
@@ -20,11 +21,11 @@ class FullScores:
         assert scored.full_logprobs is not None
         self.rows.append((row.samples, row.sequence, scored.full_logprobs.detach().float()))
 
-    def of_samples(self, samples: list[TrainingSample]) -> list[bytes]:
+    def of_samples(self, samples: list[TrainingSample], ranks: Ranks) -> list[bytes]:
         """float32 [T] for each sample: 0 where a token is not trained on, or its row was not added."""
         scores = [np.zeros(sample.num_tokens, "<f4") for sample in samples]
-        for indices, sequence, full in self.rows:
-            values, owners = full.cpu().numpy(), sequence.cpu().numpy()
+        rows = [tuple(tensor.cpu().numpy() for tensor in row) for row in self.rows]
+        for indices, owners, values in (row for rank in ranks.gathered(rows) for row in rank):
             for position, index in enumerate(indices.tolist()):
                 # a row has its trained tokens in the order of its sequences
                 scores[index][samples[index].arrays().loss_mask] = values[owners == position]

@@ -1,6 +1,7 @@
 """Whole sequences into rows, and rows into the tensors that the loss reads."""
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from kept_loss import KeptSet
 from kept_tokens.messages import CROSS_ENTROPY, TrainingSample
+
+from .balance import rows_of_ranks
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,13 @@ class MicroBatch:
     samples: Int64[Tensor, " S"]
     """Index of each sequence's sample in the batch."""
 
-    loss_mask: Bool[Tensor, " L"]
-    """True at the N positions that predict a token to train on."""
+    longest: int
+    """Tokens of the longest sequence."""
+    has_trained: Bool[Tensor, " S"]
+    """Whether a sequence has a token to train on that the policy sampled."""
+
+    predicting: Int64[Tensor, " N"]
+    """The positions that predict a token to train on, ascending."""
     sequence: Int64[Tensor, " N"]
     """Which of the S sequences each of them belongs to."""
     labels: Int64[Tensor, " N"]
@@ -49,43 +57,40 @@ class MicroBatch:
         """S."""
         return len(self.samples)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is no row of the batch (`empty_row`)."""
+        return int(self.samples[0]) < 0
+
     def to(self, device: torch.device) -> "MicroBatch":
-        """The same on a device."""
-        return MicroBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        """The same on a device; on its way to a GPU the host does not wait for it."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return MicroBatch(**{name: moved(value, device) for name, value in values.items()})
 
     def without_masks(self) -> "MicroBatch":
         """The same with every kept set the whole vocabulary: biased on purpose, for comparison only."""
         return replace(self, kept=KeptSet.whole_vocabulary(len(self.labels), self.labels.device))
 
 
-def first_fit_decreasing(lengths: list[int], row_tokens: int) -> list[list[int]]:
-    """Indices of `lengths`, row by row: the longest first, each into the first row that has room.
+def moved(value: Any, device: torch.device) -> Any:
+    """A tensor or a kept set on `device`; anything else as it is."""
+    if isinstance(value, KeptSet):
+        return KeptSet(moved(value.ids, device), moved(value.offsets, device))
+    if not isinstance(value, Tensor) or device.type != "cuda":
+        return value.to(device) if isinstance(value, Tensor) else value
+    return value.pin_memory().to(device, non_blocking=True)  # from pageable memory the host would wait
+
+
+def pack(samples: list[TrainingSample], row_tokens: int, rank: int = 0, ranks: int = 1) -> list[MicroBatch]:
+    """A rank's share of all samples in rows of at most `row_tokens` tokens, whole sequences only.
+
+    Every rank has the same number of rows; where a rank's would hold nothing, it is `empty_row`.
 
     Raises:
-        ValueError: a length that fits no row.
+        ValueError: a sample that fits no row.
     """
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        length = lengths[index]
-        if length > row_tokens:
-            raise ValueError(
-                f"sample {index}: {length} tokens do not fit trainer.row_tokens = {row_tokens}; raise it"
-            )
-        row = next((row for row, free in enumerate(room) if free >= length), None)
-        if row is None:
-            row = len(rows)
-            rows.append([])
-            room.append(row_tokens)
-        rows[row].append(index)
-        room[row] -= length
-    return rows
-
-
-def pack(samples: list[TrainingSample], row_tokens: int) -> list[MicroBatch]:
-    """All samples in rows of at most `row_tokens` tokens, whole sequences only."""
-    rows = first_fit_decreasing([sample.num_tokens for sample in samples], row_tokens)
-    return [pack_row([samples[i] for i in row], row) for row in rows]
+    shares = rows_of_ranks([sample.num_tokens for sample in samples], row_tokens, ranks)
+    return [pack_row([samples[i] for i in row], row) if row else empty_row() for row in shares[rank]]
 
 
 def pack_row(samples: list[TrainingSample], indices: list[int]) -> MicroBatch:
@@ -101,6 +106,7 @@ def pack_row(samples: list[TrainingSample], indices: list[int]) -> MicroBatch:
 
     ids, offsets = kept_of(samples, tokens)
     owner = sequence[tokens]  # [N]
+    frozen = np.array([sample.objective == CROSS_ENTROPY for sample in samples])[owner]  # [N]
 
     def of_tokens(field: str) -> Tensor:
         return torch.from_numpy(np.concatenate([getattr(a, field) for a in arrays])[tokens])
@@ -110,18 +116,43 @@ def pack_row(samples: list[TrainingSample], indices: list[int]) -> MicroBatch:
         positions=torch.from_numpy(np.arange(borders[-1]) - borders[sequence]),
         borders=torch.from_numpy(borders),
         samples=torch.tensor(indices),
-        loss_mask=torch.from_numpy(np.append(trained[1:], False)),
-        sequence=torch.from_numpy(sequence[tokens]),
+        longest=int(lengths.max()),
+        has_trained=torch.from_numpy(np.bincount(owner[~frozen], minlength=len(samples)) > 0),
+        predicting=torch.from_numpy(tokens - 1),
+        sequence=torch.from_numpy(owner),
         labels=of_tokens("token_ids").long(),
         kept=KeptSet(ids=torch.from_numpy(ids), offsets=torch.from_numpy(offsets)),
         temperatures=of_tokens("temperatures"),
         advantages=of_tokens("advantages"),
         rollout_logprobs=of_tokens("logprobs"),
-        cross_entropy=torch.from_numpy(np.array([s.objective == CROSS_ENTROPY for s in samples])[owner]),
+        cross_entropy=torch.from_numpy(frozen),
         reference_logprobs=torch.from_numpy(reference_of(samples)[tokens]),
         reference_weights=torch.from_numpy(
             np.array([s.reference_weight for s in samples], np.float32)[owner]
         ),
+    )
+
+
+def empty_row() -> MicroBatch:
+    """A row in which nothing is trained, for a rank that has none left while others still do."""
+    tokens, nothing = 8, torch.zeros(0)
+    return MicroBatch(
+        token_ids=torch.zeros(tokens, dtype=torch.int64),
+        positions=torch.arange(tokens),
+        borders=torch.tensor([0, tokens]),
+        samples=torch.tensor([-1]),
+        longest=tokens,
+        has_trained=torch.tensor([False]),
+        predicting=nothing.long(),
+        sequence=nothing.long(),
+        labels=nothing.long(),
+        kept=KeptSet.whole_vocabulary(0),
+        temperatures=nothing,
+        advantages=nothing,
+        rollout_logprobs=nothing,
+        cross_entropy=nothing.bool(),
+        reference_logprobs=nothing,
+        reference_weights=nothing,
     )
 
 

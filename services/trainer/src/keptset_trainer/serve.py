@@ -12,7 +12,7 @@ import uvicorn
 from keptset_settings import load_service
 
 from .app import build_app
-from .child import TrainingLoop
+from .child import TrainingLoop, visible_gpus
 from .durable import sweep, write_file
 from .folders import Folders
 from .resume import where_to_start
@@ -41,11 +41,12 @@ def serve(argv: list[str]) -> int:
             sweep(folder)
         where_to_start(settings.model, folders)
         spool = Spool(folders)
+        ranks = visible_gpus() if settings.ranks == "auto" else settings.ranks
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     write_file(folders.settings, settings.model_dump_json(indent=1).encode())
-    loop = TrainingLoop(folders, lock.fileno())
+    loop = TrainingLoop(folders, lock.fileno(), ranks)
     app = build_app(
         spool,
         loop,
@@ -93,7 +94,7 @@ class IngestServer(uvicorn.Server):
         """Why it ended by itself, the loop apart."""
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        self.loop.stopping = self.loop.process.poll() is None
+        self.loop.stopping = self.loop.is_running()
         super().handle_exit(sig, frame)
 
     def give_up(self, reason: str) -> None:
@@ -102,8 +103,8 @@ class IngestServer(uvicorn.Server):
         self.should_exit = True
 
     def watch(self) -> None:
-        """Waits for the child in a thread of its own."""
-        self.loop.process.wait()
+        """Waits for the children in a thread of its own."""
+        self.loop.wait()
         self.should_exit = True
 
 

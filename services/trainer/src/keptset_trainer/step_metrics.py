@@ -1,6 +1,7 @@
-"""Metrics of one step, gathered row by row in float64."""
+"""Metrics of one step: summed in float64 on the device, read by the host once, merged over ranks."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,112 +15,188 @@ from .losses import LossSum
 from .packing import MicroBatch
 
 
-@dataclass
-class Mean:
-    """Of the finite values given so far; None if there was none."""
+class Mean(NamedTuple):
+    """Of some values of one row, on the device: float64 scalars."""
 
-    total: float = 0.0
-    count: int = 0
-    maximum: float = -np.inf
+    total: Tensor
+    count: Tensor
+    maximum: Tensor
+    """-inf if there are none."""
 
-    def add(self, values: Float64[Tensor, " n"]) -> None:
-        if values.numel():
-            self.total += float(values.sum())
-            self.count += values.numel()
-            self.maximum = max(self.maximum, float(values.max()))
+    @classmethod
+    def of(cls, values: Float64[Tensor, " N"], where: Bool[Tensor, " N"] | None = None) -> "Mean":
+        """Of the values `where` that is true."""
+        if where is None:
+            where = torch.ones_like(values, dtype=torch.bool)
+        maximum = values.new_full((), -torch.inf)
+        if len(values):
+            maximum = values.masked_fill(~where, -torch.inf).max()
+        return cls(values.masked_fill(~where, 0).sum(), where.sum().double(), maximum)
 
-    @property
-    def value(self) -> float | None:
-        return self.total / self.count if self.count else None
 
-    @property
-    def largest(self) -> float | None:
-        return self.maximum if self.count else None
+class Numbers(NamedTuple):
+    """What the device adds up of a row; three scalars each, of which a sum uses one."""
+
+    ratio: Mean
+    log_ratio_size: Mean
+    mismatch_kl: Mean
+    entropy_full: Mean
+    entropy_kept: Mean
+    kept_mass: Mean
+    loss: Mean
+    clipped_tokens: Mean
+    rejected_sequences: Mean
+    cross_entropy: Mean
+    full_logprob: Mean
+    reference_kl: Mean
+    not_finite: Mean
+    """Logprobs, or their ratios, that are no numbers."""
 
 
 @dataclass
 class StepMetrics:
-    """`add` every row, then `result`. Policy logprobs are those of the weights before the step.
+    """`add` every row, then `read`, `merge`, `result`. Logprobs are those of the weights before the step.
 
     What compares with a rollout is over the tokens that the policy sampled; those that a frozen generator
     said have their own cross-entropy.
     """
 
-    ratio: Mean = field(default_factory=Mean)
-    log_ratio_size: Mean = field(default_factory=Mean)
-    mismatch_kl: Mean = field(default_factory=Mean)
-    entropy_full: Mean = field(default_factory=Mean)
-    entropy_kept: Mean = field(default_factory=Mean)
-    kept_mass: Mean = field(default_factory=Mean)
-    cross_entropy: Mean = field(default_factory=Mean)
-    full_logprob: Mean = field(default_factory=Mean)
-    reference_kl: Mean = field(default_factory=Mean)
+    rows: list[Tensor] = field(default_factory=list)
+    """Of each row its Numbers, float64 [numbers, 3], on the device; `read` turns them into `numbers`."""
+    numbers: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Name -> sum, count, maximum."""
     kept: KeptStatistics = field(default_factory=KeptStatistics)
-    loss: float = 0.0
     tokens: int = 0
     loss_tokens: int = 0
-    clipped_tokens: int = 0
     sequences: int = 0
-    rejected_sequences: int = 0
 
-    def add(self, row: MicroBatch, scored: KeptLogprobs, loss: LossSum, ignored_masks: bool = False) -> None:
-        """Count one row in, after its forward pass; `ignored_masks` if it was scored without its masks."""
-        policy = ~row.cross_entropy
-        log_ratio = (scored.logprobs.detach().double() - row.rollout_logprobs.double())[policy]
-        self.ratio.add(torch.exp(log_ratio))
-        self.log_ratio_size.add(log_ratio.abs())
-        self.mismatch_kl.add(torch.expm1(log_ratio) - log_ratio)
+    def add(
+        self,
+        row: MicroBatch,
+        on_device: MicroBatch,
+        scored: KeptLogprobs,
+        loss: LossSum,
+        ignored_masks: bool = False,
+    ) -> None:
+        """Count one row in, after its forward pass; the host does not wait for the device.
+
+        Args:
+            row: on the host.
+            on_device: the same on the device.
+            scored: its logprobs.
+            loss: its loss.
+            ignored_masks: if it was scored without its masks.
+        """
         counts = row.kept.offsets.diff()
-        self.kept = self.kept.merge(KeptStatistics.of(counts[policy].cpu().numpy()))
-        self.cross_entropy.add(-scored.logprobs.detach().double()[row.cross_entropy])
-        if scored.full_logprobs is not None:
-            full = scored.full_logprobs.double()
-            compared = row.reference_weights > 0
-            self.full_logprob.add(full[policy])
-            self.reference_kl.add((full - row.reference_logprobs.double())[compared])
-        self.entropy_kept.add(known(scored.entropy_kept))
-        if scored.entropy is not None:
-            self.entropy_full.add(known(scored.entropy))
-        if scored.kept_mass is not None and not ignored_masks:
-            self.kept_mass.add(known(scored.kept_mass, counts > 0))
-        self.loss += float(loss.total.detach())
+        self.kept = self.kept.merge(KeptStatistics.of(counts[~row.cross_entropy].numpy()))
         self.tokens += row.token_ids.numel()
         self.loss_tokens += row.labels.numel()
-        self.clipped_tokens += int(loss.clipped.sum())
-        trained = torch.bincount(row.sequence[policy], minlength=row.num_sequences) > 0
-        self.sequences += int(trained.sum())
-        self.rejected_sequences += int((loss.rejected & trained).sum())
+        self.sequences += int(row.has_trained.sum())
+
+        policy = ~on_device.cross_entropy
+        logprobs = scored.logprobs.detach().double()
+        log_ratio = logprobs - on_device.rollout_logprobs.double()
+        nothing = Mean.of(log_ratio[:0])
+        full = None if scored.full_logprobs is None else scored.full_logprobs.double()
+        has_mass = scored.kept_mass is not None and not ignored_masks
+        numbers = Numbers(
+            ratio=Mean.of(torch.exp(log_ratio), policy),
+            log_ratio_size=Mean.of(log_ratio.abs(), policy),
+            mismatch_kl=Mean.of(torch.expm1(log_ratio) - log_ratio, policy),
+            entropy_full=nothing if scored.entropy is None else known(scored.entropy),
+            entropy_kept=known(scored.entropy_kept),
+            kept_mass=known(scored.kept_mass, on_device.kept.offsets.diff() > 0) if has_mass else nothing,
+            loss=Mean.of(loss.total.detach()[None]),
+            clipped_tokens=Mean.of(loss.clipped.double()),
+            rejected_sequences=Mean.of((loss.rejected & on_device.has_trained).double()),
+            cross_entropy=Mean.of(-logprobs, on_device.cross_entropy),
+            full_logprob=nothing if full is None else Mean.of(full, policy),
+            reference_kl=nothing
+            if full is None
+            else Mean.of(full - on_device.reference_logprobs.double(), on_device.reference_weights > 0),
+            not_finite=Mean.of((~torch.isfinite(torch.exp(log_ratio)) | ~torch.isfinite(logprobs)).double()),
+        )
+        self.rows.append(torch.stack([torch.stack(one) for one in numbers]))
+
+    def not_finite(self, device: torch.device) -> Float64[Tensor, ""]:
+        """Number of logprobs and losses of this rank that are no numbers, on the device."""
+        if not self.rows:
+            return torch.zeros((), dtype=torch.float64, device=device)
+        rows = torch.stack(self.rows)
+        at = Numbers._fields.index
+        return rows[:, at("not_finite"), 0].sum() + (~torch.isfinite(rows[:, at("loss"), 0])).sum()
+
+    def read(self) -> "StepMetrics":
+        """Bring the sums to the host, which waits for the device."""
+        totals = [[0.0, 0.0, -np.inf]] * len(Numbers._fields)
+        if self.rows:
+            table = torch.stack(self.rows)
+            totals = torch.cat([table[:, :, :2].sum(0), table[:, :, 2:].amax(0)], 1).tolist()
+        self.numbers = {
+            name: (total, count, maximum)
+            for name, (total, count, maximum) in zip(Numbers._fields, totals, strict=True)
+        }
+        self.rows = []
+        return self
+
+    def merge(self, other: "StepMetrics") -> "StepMetrics":
+        """Both together; what was not read is not looked at."""
+        numbers = {
+            name: (
+                self.numbers[name][0] + other.numbers[name][0],
+                self.numbers[name][1] + other.numbers[name][1],
+                max(self.numbers[name][2], other.numbers[name][2]),
+            )
+            for name in Numbers._fields
+        }
+        return StepMetrics(
+            numbers=numbers,
+            kept=self.kept.merge(other.kept),
+            tokens=self.tokens + other.tokens,
+            loss_tokens=self.loss_tokens + other.loss_tokens,
+            sequences=self.sequences + other.sequences,
+        )
 
     def result(self, *, grad_norm: float, lr: float, seconds: float, ignored_masks: bool) -> dict[str, float]:
         """The row of metrics. What is not defined (no mask in the batch, entropy off) is left out."""
+
+        def total(name: str) -> float:
+            return self.numbers[name][0]
+
+        def mean(name: str) -> float | None:
+            return total(name) / self.numbers[name][1] if self.numbers[name][1] else None
+
+        def maximum(name: str) -> float | None:
+            return self.numbers[name][2] if self.numbers[name][1] else None
+
         metrics = {
-            "mismatch_kl/mean": self.mismatch_kl.value,
-            "mismatch_kl/max": self.mismatch_kl.largest,
-            "ratio/mean": self.ratio.value,
-            "ratio/max_abs_log": self.log_ratio_size.largest,
+            "mismatch_kl/mean": mean("mismatch_kl"),
+            "mismatch_kl/max": maximum("mismatch_kl"),
+            "ratio/mean": mean("ratio"),
+            "ratio/max_abs_log": maximum("log_ratio_size"),
             **self.kept.metrics(),
-            "kept/mass_mean": self.kept_mass.value,
-            "entropy/full": self.entropy_full.value,
-            "entropy/kept": self.entropy_kept.value,
-            "loss": self.loss / self.loss_tokens,
+            "kept/mass_mean": mean("kept_mass"),
+            "entropy/full": mean("entropy_full"),
+            "entropy/kept": mean("entropy_kept"),
+            "loss": total("loss") / self.loss_tokens,
             "grad_norm": grad_norm,
             "lr": lr,
-            "rejected/sequences": self.rejected_sequences / self.sequences if self.sequences else None,
-            "clipped/tokens": self.clipped_tokens / self.loss_tokens,
+            "rejected/sequences": total("rejected_sequences") / self.sequences if self.sequences else None,
+            "clipped/tokens": total("clipped_tokens") / self.loss_tokens,
             "tokens/loss": float(self.loss_tokens),
             "tokens/total": float(self.tokens),
-            "tokens/cross_entropy": float(self.cross_entropy.count) if self.cross_entropy.count else None,
-            "cross_entropy/mean": self.cross_entropy.value,
-            "full/logprob_mean": self.full_logprob.value,
-            "reference/kl_mean": self.reference_kl.value,
+            "tokens/cross_entropy": self.numbers["cross_entropy"][1] or None,
+            "cross_entropy/mean": mean("cross_entropy"),
+            "full/logprob_mean": mean("full_logprob"),
+            "reference/kl_mean": mean("reference_kl"),
             "seconds/train": seconds,
             "unsafe/ignore_kept_tokens": 1.0 if ignored_masks else None,
         }
         return {name: value for name, value in metrics.items() if value is not None}
 
 
-def known(values: Tensor, where: Bool[Tensor, " N"] | None = None) -> Float64[Tensor, " n"]:
-    """In float64, without the NaN of positions that were not looked at."""
+def known(values: Tensor, where: Bool[Tensor, " N"] | None = None) -> Mean:
+    """Without the NaN of positions that were not looked at."""
     values = values.detach().double()
-    wanted = ~values.isnan() if where is None else where & ~values.isnan()
-    return values[wanted]
+    wanted = ~values.isnan()
+    return Mean.of(values, wanted if where is None else wanted & where)

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +24,48 @@ from .folders import Folders, numbered
 from .full_scores import FullScores
 from .losses import loss_function
 from .model import load_policy
+from .optimizer import adamw
+from .packing import pack
+from .prepare import prepare
+from .ranks import Ranks
 from .resume import where_to_start
 from .train_step import Abandoned, NotFinite, train_step
 
 POLL_SECONDS = 0.02
+SECONDS_BETWEEN_WORDS = 30.0
+WAIT, GO, STOP = range(3)
 
 
-def train(settings: TrainerSettings, parent: int) -> None:
-    """Train until told to stop."""
+def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
+    """Train until told to stop.
+
+    Args:
+        settings: the same on every rank.
+        ranks: all that train together; only the first one writes, but for its own part of a checkpoint.
+        parent: of this process; when it is gone this one goes. None = started by hand.
+    """
     assert settings.model
     assert settings.output_dir
     assert settings.weights_dir
     folders = Folders(settings.output_dir, settings.weights_dir)
-    for folder in (folders.checkpoints, folders.weights):
-        sweep(folder)
+    ranks.first_alone(lambda: [sweep(folder) for folder in (folders.checkpoints, folders.weights)])
 
     # where we are: the newest checkpoint, or the model of the settings
     start, record = where_to_start(settings.model, folders)
-    device = torch.device(pick_device(settings.device))
-    policy = load_policy(str(start or settings.model), device, settings.dtype)
-    optimizer = torch.optim.AdamW(
-        policy.model.parameters(),
+    if settings.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    policy = load_policy(str(start or settings.model), ranks.device, settings.dtype, settings.attention)
+    vocab_size = policy.vocab_size
+    on_cuda = ranks.device.type == "cuda"
+    scorer, weights = prepare(
+        policy,
+        ranks,
+        checkpointing=settings.checkpointing,
+        compiled=settings.compile == "on" or (settings.compile == "auto" and on_cuda),
+    )
+    optimizer = adamw(
+        weights,
         lr=settings.optimizer.lr,
         betas=settings.optimizer.betas,
         eps=settings.optimizer.eps,
@@ -53,32 +75,39 @@ def train(settings: TrainerSettings, parent: int) -> None:
     tokenizer_from = start or checkpoint.directory_of(settings.model)
     if start is None:
         start = folders.checkpoint(0)
-        checkpoint.save(start, policy.model, optimizer, tokenizer_from, record)
+        checkpoint.save(start, policy.model, weights, optimizer, ranks, tokenizer_from, record)
         tokenizer_from = start
     else:
-        checkpoint.restore_optimizer(start, policy.model, optimizer)
-    finish(folders, start, record, settings.keep_weights)  # what a killed process may have left undone
-    log(f"{type(policy.model).__name__} with {policy.vocab_size} ids on {device}, at step {record['step']}")
+        checkpoint.restore(start, weights, optimizer, ranks)
+    # what a killed process may have left undone
+    ranks.first_alone(lambda: finish(folders, start, record, settings.keep_weights))
+    if ranks.is_first:
+        where = f"{ranks.size} x {ranks.device.type}" if ranks.size > 1 else ranks.device
+        log(f"{type(policy.model).__name__} with {vocab_size} ids on {where}, at step {record['step']}")
 
     told_to_stop = stop_on_sigterm()
-    while not told_to_stop():
+    while True:
         step = record["step"] + 1
-        say(folders, policy.vocab_size, training=None)
-        batch = wait_for_batch(folders.batch(step), step, parent, told_to_stop)
+        if ranks.is_first:
+            say(folders, vocab_size, training=None)
+        batch = wait_for_batch(folders.batch(step), step, ranks, parent, told_to_stop)
         if batch is None:
             break
-        say(folders, policy.vocab_size, training=step)
+        if ranks.is_first:
+            say(folders, vocab_size, training=step)
         began = time.monotonic()
-        check_batch(batch, policy.vocab_size)
+        check_batch(batch, vocab_size)
         torch.manual_seed(settings.seed + step)  # the same step again is the same step
         full_scores = FullScores() if settings.full_vocabulary_scores else None
         try:
             metrics, grad_norm = train_step(
-                policy,
+                scorer,
+                weights,
                 optimizer,
+                ranks,
                 batch.samples,
+                pack(batch.samples, settings.row_tokens, ranks.rank, ranks.size),
                 loss,
-                row_tokens=settings.row_tokens,
                 max_grad_norm=settings.optimizer.max_grad_norm,
                 entropy=settings.entropy,
                 ignore_masks=settings.unsafe_ignore_kept_tokens,
@@ -99,20 +128,23 @@ def train(settings: TrainerSettings, parent: int) -> None:
             ignored_masks=settings.unsafe_ignore_kept_tokens,
         )
         if full_scores is not None:  # before the checkpoint, after which the step is not done again
-            scores = full_scores.of_samples(batch.samples)
-            write_file(folders.score(step), encode(StepResult(step, step, result, scores)))
+            scores = full_scores.of_samples(batch.samples, ranks)
+            if ranks.is_first:
+                write_file(folders.score(step), encode(StepResult(step, step, result, scores)))
         record = {
             "step": step,
             "content_hash": batch.content_hash.hex(),
             "metrics": result,
             "model": settings.model,
         }
-        checkpoint.save(folders.checkpoint(step), policy.model, optimizer, tokenizer_from, record)
-        finish(folders, folders.checkpoint(step), record, settings.keep_weights)
-        tokenizer_from = folders.checkpoint(step)
-        mismatch = result.get("mismatch_kl/mean")
-        said = "" if mismatch is None else f", mismatch KL {mismatch:.2g}"
-        log(f"step {step}: loss {result['loss']:.4g}{said}")
+        saved = folders.checkpoint(step)
+        checkpoint.save(saved, policy.model, weights, optimizer, ranks, tokenizer_from, record)
+        tokenizer_from = saved
+        ranks.first_alone(partial(finish, folders, saved, record, settings.keep_weights))
+        if ranks.is_first:
+            mismatch = result.get("mismatch_kl/mean")
+            said = "" if mismatch is None else f", mismatch KL {mismatch:.2g}"
+            log(f"step {step}: loss {result['loss']:.4g}{said}")
 
 
 def finish(folders: Folders, saved: Path, record: dict[str, Any], keep_weights: int) -> None:
@@ -138,15 +170,27 @@ def finish(folders: Folders, saved: Path, record: dict[str, Any], keep_weights: 
 
 
 def wait_for_batch(
-    path: Path, step: int, parent: int, told_to_stop: Callable[[], bool]
+    path: Path, step: int, ranks: Ranks, parent: int | None, told_to_stop: Callable[[], bool]
 ) -> TrainingBatch | None:
-    """The batch of `step` when it is there; None if told to stop before."""
-    while not path.exists():
-        if told_to_stop():
-            return None
-        if os.getppid() != parent:
-            raise SystemExit(f"the ingest process {parent} is gone")
-        time.sleep(POLL_SECONDS)
+    """The batch of `step` when it is there; None if told to stop before.
+
+    The first rank looks for it and is asked to stop; the others hear from it, often enough to know it alive.
+    """
+    answer = WAIT
+    while answer == WAIT:
+        word_at = time.monotonic() + SECONDS_BETWEEN_WORDS
+        while ranks.is_first and answer == WAIT and time.monotonic() < word_at:
+            if told_to_stop():
+                answer = STOP
+            elif path.exists():
+                answer = GO
+            elif parent is not None and os.getppid() != parent:
+                raise SystemExit(f"the ingest process {parent} is gone")
+            else:
+                time.sleep(POLL_SECONDS)
+        answer = ranks.from_first(answer)
+    if answer == STOP:
+        return None
     batch = decode(path.read_bytes(), TrainingBatch)
     assert batch.step == step, f"{path} says step {batch.step}"
     return batch
@@ -159,10 +203,6 @@ def say(folders: Folders, vocab_size: int, training: int | None) -> None:
 
 def log(text: str) -> None:
     print(f"trainer: {text}", flush=True)
-
-
-def pick_device(name: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def stop_on_sigterm() -> Callable[[], bool]:

@@ -1,22 +1,23 @@
-"""One optimiser step over one batch."""
+"""One optimiser step over one batch, on one rank or on many."""
 
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
-from kept_loss import KeptLogprobs, kept_logprobs
+from kept_loss import KeptLogprobs
 from kept_tokens.messages import TrainingSample
 
 from .full_scores import FullScores
 from .losses import LossSum
 from .losses.objective import row_loss
-from .model import Policy
-from .packing import MicroBatch, pack, pack_row
+from .master_weights import MasterWeights
+from .optimizer import clip_and_step
+from .packing import MicroBatch, pack_row
+from .ranks import Ranks
+from .scorer import Entropy, Scorer
 from .step_metrics import StepMetrics
 
 Loss = Callable[..., LossSum]
-Entropy = float | str | None
 
 
 class NotFinite(ArithmeticError):
@@ -28,12 +29,14 @@ class Abandoned(Exception):
 
 
 def train_step(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
+    scorer: Scorer,
+    weights: MasterWeights,
+    optimizer: torch.optim.AdamW,
+    ranks: Ranks,
     samples: list[TrainingSample],
+    rows: list[MicroBatch],
     loss: Loss,
     *,
-    row_tokens: int,
     max_grad_norm: float,
     entropy: Entropy,
     ignore_masks: bool,
@@ -43,114 +46,127 @@ def train_step(
     """Accumulate the gradient of all rows, clip it by its global norm, apply it.
 
     One forward pass serves both the loss and the mismatch, as there is one step a batch. The loss is divided
-    by the loss tokens of the whole batch, so the rows of a batch could be packed in any other way.
-    `full_scores`, if it is there, gets the logprobs over the whole vocabulary, and references are compared
-    with them.
+    by the loss tokens of the whole batch, so the rows of a batch could be packed in any other way and lie on
+    any other ranks. On a GPU the host waits for the device once, at the end.
+
+    Args:
+        scorer: the policy.
+        weights: its float32 weights on this rank.
+        optimizer: of these.
+        ranks: every one calls this with the same arguments.
+        samples: of the whole batch.
+        rows: this rank's share of them.
+        loss: the objective.
+        max_grad_norm: to which the gradient is clipped.
+        entropy: how much of the entropy diagnostic.
+        ignore_masks: score every token over the whole vocabulary.
+        told_to_stop: asked of the first rank between rows.
+        full_scores: gets the logprobs over the whole vocabulary, and references are compared with them.
 
     Returns:
-        The metrics and the norm of the gradient before clipping.
+        The metrics of the whole batch and the norm of the gradient before clipping.
 
     Raises:
         NotFinite: names the sample; the weights are as before.
         Abandoned: `told_to_stop` said so; the weights are as before.
     """
-    rows = pack(samples, row_tokens)
-    loss_tokens = sum(row.labels.numel() for row in rows)
+    loss_tokens = sum(sample.loss_mask.count(1) for sample in samples)
     metrics = StepMetrics()
-    optimizer.zero_grad()
+    weights.drop_gradients()
     for row in rows:
-        if told_to_stop():
+        if ranks.from_first(told_to_stop()):
+            weights.drop_gradients()
             raise Abandoned
-        row = row.to(policy.head.device)
-        scored = score(policy, row.without_masks() if ignore_masks else row, entropy, full_scores is not None)
-        check_finite(row, scored, samples)
-        summed = row_loss(loss, row, scored)
-        if full_scores is not None:
-            full_scores.add(row, scored)
-        (summed.total / loss_tokens).backward()
-        metrics.add(row, scored, summed, ignore_masks)
-    grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm)
-    if not (torch.isfinite(grad_norm) and torch.isfinite(torch.tensor(metrics.loss))):
-        raise NotFinite(blame(policy, optimizer, samples, loss, ignore_masks, full_scores is not None))
-    optimizer.step()
-    optimizer.zero_grad()
-    return metrics, float(grad_norm)
+        on_device = row.to(ranks.device)
+        scored, summed = score(scorer, on_device, loss, entropy, ignore_masks, full_scores is not None)
+        # ranks.size: FSDP takes the mean of the ranks' gradients, but each has a part of the sum
+        (summed.total * (ranks.size / loss_tokens)).backward()
+        if not row.is_empty:
+            metrics.add(row, on_device, scored, summed, ignore_masks)
+            if full_scores is not None:
+                full_scores.add(row, scored)
+    weights.collect()
+    faults = metrics.not_finite(ranks.device)
+    grad_norm, sound = clip_and_step(optimizer, ranks, max_grad_norm, faults)
+    weights.give_back()
+    metrics.read()
+    if not sound:
+        raise NotFinite(blame(scorer, weights, ranks, samples, loss, ignore_masks, full_scores is not None))
+    weights.drop_gradients()
+    everybody, *others = ranks.gathered(metrics)
+    for other in others:
+        everybody = everybody.merge(other)
+    return everybody, float(grad_norm)
 
 
-def score(policy: Policy, row: MicroBatch, entropy: Entropy, full_logprobs: bool) -> KeptLogprobs:
-    """Logprobs of the row's N trained tokens; only their positions go through the head."""
-    hidden = policy.hidden(row.token_ids, row.positions)[row.loss_mask]
-    return kept_logprobs(
-        hidden,
-        policy.head,
-        row.labels,
-        row.kept,
-        row.temperatures,
-        softcap=policy.softcap,
-        entropy=entropy,
-        full_logprobs=full_logprobs,
-    )
-
-
-def check_finite(row: MicroBatch, scored: KeptLogprobs, samples: list[TrainingSample]) -> None:
-    """Every logprob must be a number, and so must its ratio.
-
-    Raises:
-        NotFinite: names the first sample and position where one is not.
-    """
-    logprobs = scored.logprobs.detach().double()
-    wrong = ~torch.isfinite(torch.exp(logprobs - row.rollout_logprobs.double()))
-    wrong |= ~torch.isfinite(logprobs)
-    if not wrong.any():
-        return
-    first = int(wrong.nonzero()[0])
-    index, position = place_of(row, first)
-    raise NotFinite(
-        f"sample {index} (id {samples[index].sample_id!r}) at position {position}: token "
-        f"{int(row.labels[first])} has logprob {float(logprobs[first])} here and "
-        f"{float(row.rollout_logprobs[first])} in the rollout; "
-        "the step was not applied. The weights before it are damaged or the rollout logprob is"
-    )
-
-
-def place_of(row: MicroBatch, n: int) -> tuple[int, int]:
-    """(sample index in the batch, token position in the sample) of the row's n-th trained token."""
-    sequence = int(row.sequence[n])
-    token = int(row.loss_mask.nonzero()[n]) + 1
-    return int(row.samples[sequence]), token - int(row.borders[sequence])
+def score(
+    scorer: Scorer, row: MicroBatch, loss: Loss, entropy: Entropy, ignore_masks: bool, full_logprobs: bool
+) -> tuple[KeptLogprobs, LossSum]:
+    """A row's logprobs and its loss."""
+    scored: KeptLogprobs = scorer(row.without_masks() if ignore_masks else row, entropy, full_logprobs)
+    summed = row_loss(loss, row, scored)
+    return scored, summed
 
 
 def blame(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
+    scorer: Scorer,
+    weights: MasterWeights,
+    ranks: Ranks,
     samples: list[TrainingSample],
     loss: Loss,
     ignore_masks: bool,
     full_logprobs: bool,
 ) -> str:
-    """Which sample alone has a gradient that is not finite. Slow; only after it has happened."""
+    """Which sample alone has a logprob or a gradient that is not finite. Slow; only after it has happened.
+
+    Every rank looks at every sample, together: their gradients are one.
+    """
+    fault = None
     for index, sample in enumerate(samples):
-        optimizer.zero_grad()
-        row = pack_row([sample], [index]).to(policy.head.device)
+        weights.drop_gradients()
+        row = pack_row([sample], [index]).to(ranks.device)
         if row.labels.numel() == 0:
             continue
-        scored = score(policy, row.without_masks() if ignore_masks else row, None, full_logprobs)
-        row_loss(loss, row, scored).total.backward()
-        for name, parameter in policy.model.named_parameters():
-            if parameter.grad is not None and not is_finite(parameter.grad):
-                optimizer.zero_grad()
-                position = int(row.loss_mask.nonzero()[0]) + 1
-                return (
-                    f"sample {index} (id {sample.sample_id!r}), trained from position {position} on: its "
-                    f"gradient of {name} is not finite; the step was not applied. Look at its advantages "
-                    "and at the weights before this step"
-                )
-    optimizer.zero_grad()
-    return (
+        scored, summed = score(scorer, row, loss, None, ignore_masks, full_logprobs)
+        summed.total.backward()
+        weights.collect()
+        fault = logprob_fault(row, scored, sample) or gradient_fault(row, weights, ranks, sample)
+        if fault is not None:
+            break
+    weights.drop_gradients()
+    return fault or (
         "the gradient of the batch is not finite, though that of each sample alone is: their sum overflows; "
         "the step was not applied. Look at the advantages"
     )
 
 
-def is_finite(values: Tensor) -> bool:
-    return bool(torch.isfinite(values).all())
+def logprob_fault(row: MicroBatch, scored: KeptLogprobs, sample: TrainingSample) -> str | None:
+    """The first token of a row of one sample whose logprob, or its ratio, is not a number."""
+    logprobs = scored.logprobs.detach().double()
+    wrong = ~torch.isfinite(torch.exp(logprobs - row.rollout_logprobs.double()))
+    wrong |= ~torch.isfinite(logprobs)
+    if not wrong.any():
+        return None
+    first = int(wrong.nonzero()[0])
+    position = int(row.predicting[first]) + 1
+    return (
+        f"sample {int(row.samples[0])} (id {sample.sample_id!r}) at position {position}: "
+        f"token {int(row.labels[first])} has logprob {float(logprobs[first])} here and "
+        f"{float(row.rollout_logprobs[first])} in the rollout; "
+        "the step was not applied. The weights before it are damaged or the rollout logprob is"
+    )
+
+
+def gradient_fault(
+    row: MicroBatch, weights: MasterWeights, ranks: Ranks, sample: TrainingSample
+) -> str | None:
+    """The first parameter whose gradient by a row of one sample is not finite."""
+    for name, parameter in weights.named.items():
+        wrong = parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+        if any(ranks.gathered(wrong)):
+            return (
+                f"sample {int(row.samples[0])} (id {sample.sample_id!r}), trained from position "
+                f"{int(row.predicting[0]) + 1} on: its gradient of {name} is not finite; the step was not "
+                "applied. Look at its advantages and at the weights before this step"
+            )
+    return None

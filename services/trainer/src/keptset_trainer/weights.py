@@ -48,7 +48,7 @@ def publish(checkpoint: Path, folders: Folders, version: int) -> None:
         return
     temporary = new_directory(target)
     for path in sorted(checkpoint.iterdir()):
-        if path.name not in ("optimizer.safetensors", "checkpoint.json"):
+        if path.is_file() and path.name != "checkpoint.json":
             link_or_copy(path, temporary / path.name)
     write_json(temporary / "manifest.json", {"version": version, "tensors": tensors})
     finish_directory(temporary, target)

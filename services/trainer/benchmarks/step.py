@@ -1,0 +1,397 @@
+"""Times whole training steps of a Qwen3-0.6B-shaped model, with the trainer's own step, optimiser included.
+
+    python benchmarks/step.py --output benchmarks/results/step-h200.json        one GPU
+    torchrun --nproc-per-node 2 benchmarks/step.py --output ... --append        two, against one
+    python benchmarks/step.py --report benchmarks/results/step-h200.json        prints an earlier run
+
+A step goes from rows on the host to applied weights; packing the rows is timed apart (`packing_ms`). Every
+row is written when it is there. `--device cpu --tiny` tries all of it without a GPU.
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from qwen3_shape import TINY, Size, head_benchmark, lengths_of, samples_of
+from step_table import print_table
+from torch import Tensor
+
+from kept_loss import KeptLogprobs
+from keptset_settings import ClippedRatioLoss
+from keptset_trainer import attention
+from keptset_trainer.losses import loss_function
+from keptset_trainer.optimizer import adamw
+from keptset_trainer.packing import MicroBatch, pack
+from keptset_trainer.prepare import prepare
+from keptset_trainer.ranks import Ranks, join, leave
+from keptset_trainer.scorer import Head, kept_head
+from keptset_trainer.train_step import train_step
+
+GiB = 2**30
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table."""
+
+    shape: str
+    head: str = "kept"
+    compiled: bool = True
+    checkpointing: str = "off"
+    sharded: bool = False
+    ranks: int = 1
+    deterministic: bool = False
+    batch_kernel: str = "cuDNN"
+    varied: bool = False
+    """Every step has sequences of other lengths."""
+
+
+def no_head(
+    hidden: Tensor, weight: Tensor, row: MicroBatch, softcap: float | None, entropy: Any, full: bool
+) -> KeptLogprobs:
+    """Something of the hidden states alone, for the time of everything but the head."""
+    values = hidden.float().mean(-1) * 1e-3
+    return KeptLogprobs(values, None, values.detach(), None, None)
+
+
+def cut_cross_entropy(
+    hidden: Tensor, weight: Tensor, row: MicroBatch, softcap: float | None, entropy: Any, full: bool
+) -> KeptLogprobs:
+    """cut-cross-entropy: logprobs over the vocabulary, no entropy."""
+    from cut_cross_entropy import linear_cross_entropy
+
+    values = -linear_cross_entropy(hidden, weight, row.labels, reduction="none").float()
+    return KeptLogprobs(values, None, values.detach(), None, None)
+
+
+def prime_rl(path: Path, chunk: int) -> Head:
+    """prime-rl's chunked head, with entropy, from its own file."""
+    head_benchmark().prime_rl(path, chunk)  # prepares what the file imports
+    import types
+
+    module = types.ModuleType("prime_rl_lm_head")
+    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+
+    def head(
+        hidden: Tensor, weight: Tensor, row: MicroBatch, softcap: float | None, entropy: Any, full: bool
+    ) -> KeptLogprobs:
+        chunked = module._SequenceChunkedLogProbEntropyFn
+        values, entropies = chunked.apply(hidden, weight, row.labels, 1 / row.temperatures, chunk)
+        return KeptLogprobs(values, entropies.detach(), values.detach(), None, None)
+
+    return head
+
+
+def whole_vocabulary(
+    hidden: Tensor, weight: Tensor, row: MicroBatch, softcap: float | None, entropy: Any, full: bool
+) -> KeptLogprobs:
+    """This repository's head without masks: every logprob over the vocabulary, chunk by chunk."""
+    return kept_head(hidden, weight, row.without_masks(), softcap, entropy, full)
+
+
+def heads(prime: Path | None) -> dict[str, tuple[Head, Any]]:
+    """Name -> (head, entropy)."""
+    known: dict[str, tuple[Head, Any]] = {
+        "none": (no_head, None),
+        "kept": (kept_head, None),
+        "kept + entropy": (kept_head, "full"),
+        "whole vocabulary + entropy": (whole_vocabulary, "full"),
+        "cut-cross-entropy": (cut_cross_entropy, None),
+    }
+    if prime is not None:
+        known |= {
+            f"prime-rl + entropy, chunk {chunk}": (prime_rl(prime, chunk), "full") for chunk in (16384, 2048)
+        }
+    return known
+
+
+def cases_of_one(prime: Path | None) -> list[Case]:
+    """What one GPU measures; what matters most first, prepared alike side by side."""
+    kept = Case("16x")
+    return [
+        *(replace(kept, head=name) for name in ("none", "kept", "kept + entropy", *list(heads(prime))[3:])),
+        kept,  # again: how much two measurements of the same differ
+        Case("4x"),
+        Case("4x", head="none"),
+        Case("1x"),
+        Case("1x", checkpointing="full"),
+        replace(kept, batch_kernel="flash"),
+        replace(kept, batch_kernel="varlen"),
+        replace(kept, sharded=True),
+        replace(kept, deterministic=True),
+        Case("1x", varied=True),
+        Case("1x", checkpointing="selective"),
+        replace(kept, compiled=False),
+        Case("4x", compiled=False),
+        Case("1x", compiled=False, checkpointing="full"),
+    ]
+
+
+class Bench:
+    """One way to prepare the model; heads and shapes change on it."""
+
+    def __init__(self, case: Case, size: Size, ranks: Ranks, prime: Path | None) -> None:
+        self.case, self.size, self.ranks = case, size, ranks
+        self.heads = heads(prime)
+        self.policy = size.policy(ranks.device, torch.bfloat16)
+        self.parameters = sum(p.numel() for p in self.policy.model.parameters())
+        self.flops = partial(size.flops, self.policy.model)
+        self.flops_of = {shape: self.flops(lengths_of(shape, size.tokens)) for shape in ("16x", "4x", "1x")}
+        self.scorer, self.weights = prepare(
+            self.policy,
+            ranks,
+            checkpointing=case.checkpointing,
+            compiled=case.compiled,
+            sharded=case.sharded or ranks.size > 1,
+        )
+        self.optimizer = adamw(self.weights, lr=1e-6, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01)
+
+    def measure(self, case: Case, steps: int) -> dict[str, Any]:
+        """Median time of a step, and memory."""
+        self.scorer.head, entropy = self.heads[case.head]
+        tokens, cuda = self.size.tokens, self.ranks.device.type == "cuda"
+        batches = []
+        for seed in range(4 if case.varied else 1):
+            lengths = [
+                length
+                for rank in range(self.ranks.size)
+                for length in lengths_of(case.shape, tokens, seed + 10 * rank * case.varied)
+            ]
+            batches.append(samples_of(lengths, self.size.vocabulary, seed))
+        loss = loss_function(ClippedRatioLoss())
+        packing, times = [], []
+
+        def step(samples: Any, rows: Any) -> None:
+            train_step(
+                self.scorer,
+                self.weights,
+                self.optimizer,
+                self.ranks,
+                samples,
+                rows,
+                loss,
+                max_grad_norm=1.0,
+                entropy=entropy,
+                ignore_masks=False,
+                told_to_stop=lambda: False,
+            )
+
+        warm_up = 3 + len(batches) * (len(batches) > 1)
+        for number in range(warm_up + steps):
+            if number == warm_up and cuda:
+                torch.cuda.reset_peak_memory_stats()
+            samples = batches[number % len(batches)]
+            began = time.perf_counter()
+            rows = pack(samples, tokens, self.ranks.rank, self.ranks.size)
+            packed = time.perf_counter()
+            assert len(rows) == 1
+            step(samples, rows)  # ends when the device has
+            if number >= warm_up:
+                packing.append((packed - began) * 1e3)
+                times.append((time.perf_counter() - packed) * 1e3)
+        milliseconds = max(self.ranks.gathered(statistics.median(times)))
+        breaks = torch._dynamo.utils.counters["graph_break"]
+        result = {
+            "ms": milliseconds,
+            "ms_fastest": min(times),
+            "packing_ms": statistics.median(packing),
+            "tokens_a_second": self.ranks.size * tokens / milliseconds * 1e3,
+            "model_tflop": self.flops_of[case.shape] / 1e12,
+            "graph_breaks": {reason.split("\n")[0][:120]: count for reason, count in breaks.items()},
+            "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
+        }
+        if cuda and self.ranks.size == 1 and case.head == "kept" and case.compiled:
+            result["kernels"] = profiled(partial(step, samples, rows))
+        if cuda:
+            peak = torch.cuda.max_memory_allocated()
+            # float32 weights, gradients, two moments: of shards a rank's part; else with a copy in bfloat16
+            own = self.parameters * (16 / self.ranks.size if self.case.sharded or self.ranks.size > 1 else 18)
+            result |= {"peak_gib": peak / GiB, "beside_gib": (peak - own) / GiB}
+        return result
+
+
+def profiled(step: Callable[[], None]) -> list[tuple[str, float, int]]:
+    """(kernel, milliseconds, calls) of one step, the longest first, and their sum."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
+    events = [
+        (event.key[:100], event.self_device_time_total / 1e3, event.count)
+        for event in profiler.key_averages()
+    ]
+    events.sort(key=lambda event: -event[1])
+    return [("all", sum(event[1] for event in events), sum(event[2] for event in events)), *events[:40]]
+
+
+def matmul_rate(device: torch.device) -> float:
+    """TFLOP/s of a large bfloat16 product of random numbers."""
+    if device.type != "cuda":
+        return 0.01
+    from triton.testing import do_bench
+
+    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * 8192**3 / do_bench(lambda: a @ b, warmup=100, rep=500, return_mode="median") / 1e9
+
+
+KERNELS = {"cuDNN": [*attention.BATCH_KERNELS], "flash": attention.BATCH_KERNELS[1:], "varlen": []}
+
+
+def fastest(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """Of the kernels that attention.py found exact: for rows of equal sequences, and for others."""
+    good = [row for row in rows if "ms" in row and max(row["errors"]) < 1e-2]
+
+    def best(shape: str, names: dict[str, str], usual: str) -> str:
+        found = [
+            (row["ms"], names[row["kernel"]])
+            for row in good
+            if row["shape"] == shape and row["kernel"] in names
+        ]
+        return min(found)[1] if found else usual
+
+    batches = {"batch cuDNN": "cuDNN", "batch flash": "flash", "varlen flash": "varlen"}
+    ragged = {"varlen flash": "flash", "varlen cuDNN": "cudnn"}
+    return best("16x", batches, "cuDNN"), best("1x", ragged, "flash")
+
+
+class Run:
+    """Goes through cases, prepares anew only where it must, and writes every row at once."""
+
+    def __init__(self, options: argparse.Namespace, ranks: Ranks) -> None:
+        self.options, self.ranks = options, ranks
+        self.size = TINY if options.tiny else Size()
+        self.began = time.monotonic()
+        self.kernel, self.ragged = options.batch_kernel, "flash"
+        if options.kernels is not None and options.kernels.exists():
+            self.kernel, self.ragged = fastest(json.loads(options.kernels.read_bytes())["rows"])
+        self.prepared: tuple[Any, ...] | None = None
+        self.bench: Bench | None = None
+        self.results: dict[str, Any] = {"rows": []}
+        if options.append and options.output.exists():
+            self.results = json.loads(options.output.read_bytes())
+        rate = matmul_rate(ranks.device)
+        cuda = ranks.device.type == "cuda"
+        self.results["batch_kernel"] = self.kernel
+        self.results.setdefault("machine", torch.cuda.get_device_name() if cuda else "cpu")
+        self.results.setdefault("torch", torch.__version__)
+        self.results.setdefault("matmul_tflops", rate)
+        self.results.setdefault("model", asdict(self.size))
+        self.rate = rate
+
+    def row(self, case: Case) -> None:
+        """Measure one case, or write down why not."""
+        case = replace(case, batch_kernel=self.kernel) if case.batch_kernel == "cuDNN" else case
+        left = self.options.budget_seconds - (time.monotonic() - self.began)
+        began = time.monotonic()
+        if self.ranks.from_first(int(left < 5)):
+            row: dict[str, Any] = {"skipped": "out of time"}
+        else:
+            try:
+                row = self.measured(case)
+            except Exception as error:
+                if self.ranks.size > 1:
+                    raise  # the other rank would wait for this one
+                row = {"error": f"{type(error).__name__}: {error}".strip().split("\n")[0][:300]}
+                self.prepared = None
+                traceback.print_exc()
+                if case.head == "none" and self.kernel != "varlen":  # try what is left of the attention
+                    kernels = list(KERNELS)
+                    self.kernel = kernels[kernels.index(self.kernel) + 1]
+                    self.results["rows"].append({**asdict(case), **row})
+                    return self.row(replace(case, batch_kernel=self.kernel))
+        row = {**asdict(case), **row, "seconds": time.monotonic() - began}
+        if "ms" in row:
+            row["mfu"] = row["model_tflop"] / row["ms"] * 1e3 / self.rate
+        self.results["rows"].append(row)
+        if self.ranks.is_first:
+            self.results |= {"batch_kernel": self.kernel, "ragged_kernel": self.ragged}
+            self.options.output.write_text(json.dumps(self.results, indent=1))
+            print(f"{time.monotonic() - self.began:6.1f} s  {said(row)}", flush=True)
+        return None
+
+    def measured(self, case: Case) -> dict[str, Any]:
+        torch.use_deterministic_algorithms(case.deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        attention.BATCH_KERNELS[:] = KERNELS[case.batch_kernel]
+        attention.RAGGED_KERNEL[:] = [self.ragged]
+        # a shape of its own is compiled for it, as in a run whose rows are alike
+        prepared = (
+            case.compiled, case.checkpointing, case.sharded, case.batch_kernel, case.deterministic,
+            case.compiled and (case.shape, case.varied),
+        )  # fmt: skip
+        if prepared != self.prepared:
+            self.bench = None
+            gc.collect()
+            torch._dynamo.reset()
+            if self.ranks.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.bench = Bench(case, self.size, self.ranks, self.options.prime_rl)
+            self.prepared = prepared
+        assert self.bench is not None
+        return self.bench.measure(case, self.options.steps)
+
+
+def said(row: dict[str, Any]) -> str:
+    name = f"{row['shape']:3} {row['head']:30} "
+    name += " ".join(
+        f"{key}={row[key]}"
+        for key in (
+            "compiled",
+            "checkpointing",
+            "sharded",
+            "ranks",
+            "deterministic",
+            "batch_kernel",
+            "varied",
+        )
+        if row[key] != getattr(Case("16x"), key)
+    )
+    if "ms" not in row:
+        return f"{name} {row.get('error') or row.get('skipped')}"
+    memory = f" {row['beside_gib']:.1f} GiB beside" if "beside_gib" in row else ""
+    return f"{name} {row['ms']:.1f} ms, {row['tokens_a_second']:,.0f} tokens/s, MFU {row['mfu']:.3f}{memory}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--append", action="store_true", help="add rows to what is in --output")
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--steps", type=int, default=12, help="timed ones of each row")
+    parser.add_argument("--budget-seconds", type=float, default=200.0)
+    parser.add_argument("--batch-kernel", choices=list(KERNELS), default="cuDNN")
+    parser.add_argument("--kernels", type=Path, help="what attention.py wrote: take the fastest exact ones")
+    parser.add_argument("--prime-rl", type=Path, help="its lm_head.py")
+    options = parser.parse_args()
+    if options.report is not None:
+        return print_table(json.loads(options.report.read_bytes()))
+    ranks = join(options.device)
+    run = Run(options, ranks)
+    if ranks.size == 1:
+        for case in cases_of_one(options.prime_rl):
+            run.row(case)
+    else:
+        together = replace(Case("16x"), ranks=ranks.size)
+        for case in (together, replace(together, head="none"), replace(together, shape="4x")):
+            run.row(case)
+    if ranks.is_first:
+        print_table(run.results)
+    leave()
+    return None
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for the deterministic row
+    main()

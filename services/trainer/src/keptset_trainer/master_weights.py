@@ -1,0 +1,138 @@
+"""The float32 weights that the optimiser changes, whatever the model computes in and wherever it lies.
+
+Three kinds with the same methods: the model's own parameters (one rank, float32), float32 copies of a model
+in half precision (one rank), and this rank's shards (FSDP2).
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+class MasterWeights(Protocol):
+    """What the optimiser, the checkpoint and the export see."""
+
+    named: dict[str, Tensor]
+    """float32 leaves, by the model's names of them; shards if the model is sharded."""
+
+    def collect(self) -> None:
+        """After a step's last backward: put the gradients, in float32, where the optimiser looks."""
+
+    def give_back(self) -> None:
+        """After the optimiser's step: let the model compute with the new weights."""
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients."""
+
+    def as_sharded(self, name: str, values: Tensor) -> Tensor:
+        """`values`, of the shape of `named[name]`, as the part of the whole that they are."""
+
+    def whole(self, name: str) -> Tensor:
+        """What the model computes with, in its type, unsharded. Every rank must ask."""
+
+
+class OwnWeights:
+    """The parameters of a model in float32 are their own masters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.named: dict[str, Tensor] = dict(model.named_parameters())
+
+    def collect(self) -> None:
+        pass
+
+    def give_back(self) -> None:
+        pass
+
+    def drop_gradients(self) -> None:
+        for parameter in self.named.values():
+            parameter.grad = None
+
+    def as_sharded(self, name: str, values: Tensor) -> Tensor:
+        return values
+
+    def whole(self, name: str) -> Tensor:
+        return self.named[name].detach()
+
+
+class MasterCopies:
+    """float32 beside a model in half precision; gradients of several rows add up in float32."""
+
+    def __init__(self, model: nn.Module, masters: dict[str, Tensor]) -> None:
+        """`masters` are float32 and are changed from here on; they must round to the model's parameters."""
+        self.model = dict(model.named_parameters())
+        assert self.model.keys() == masters.keys()
+        self.named: dict[str, Tensor] = {name: master.requires_grad_() for name, master in masters.items()}
+        for name, parameter in self.model.items():
+            parameter.register_post_accumulate_grad_hook(self._taker(self.named[name]))
+
+    @staticmethod
+    def _taker(master: Tensor):
+        def take(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad.add_(parameter.grad)
+            parameter.grad = None  # freed during the backward pass, not after it
+
+        return take
+
+    def collect(self) -> None:
+        pass
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        torch._foreach_copy_(list(self.model.values()), list(self.named.values()))
+
+    def drop_gradients(self) -> None:
+        for name, master in self.named.items():
+            master.grad = self.model[name].grad = None
+
+    def as_sharded(self, name: str, values: Tensor) -> Tensor:
+        return values
+
+    def whole(self, name: str) -> Tensor:
+        return self.model[name].detach()
+
+
+class Shards:
+    """This rank's part of every parameter of a model that FSDP2 has sharded, as plain tensors.
+
+    Plain, because an optimiser step elementwise over shards is that over the whole, and DTensor's dispatch
+    costs the host more than the step costs the GPU.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """`dtype`: what the model computes in."""
+        self.parts: dict[str, DTensor] = {}
+        self.dtype = dtype
+        for name, parameter in model.named_parameters():
+            assert isinstance(parameter, DTensor), f"{name} is not sharded"
+            self.parts[name] = parameter
+        # the shard's memory under another name, so that it may carry a plain gradient
+        self.named: dict[str, Tensor] = {
+            name: part.to_local().detach().requires_grad_() for name, part in self.parts.items()
+        }
+
+    def collect(self) -> None:
+        for name, part in self.parts.items():
+            assert part.grad is None or isinstance(part.grad, DTensor)
+            self.named[name].grad = None if part.grad is None else part.grad.to_local()
+
+    def give_back(self) -> None:
+        pass  # the next forward gathers the shards
+
+    def drop_gradients(self) -> None:
+        for name, part in self.parts.items():
+            part.grad = self.named[name].grad = None
+
+    def as_sharded(self, name: str, values: Tensor) -> Tensor:
+        part = self.parts[name]
+        return DTensor.from_local(
+            values, part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride()
+        )
+
+    def whole(self, name: str) -> Tensor:
+        return self.parts[name].detach().full_tensor().to(self.dtype)

@@ -1,0 +1,51 @@
+"""From a packed row to the logprobs of its trained tokens: what runs forward and backward in every step."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from kept_loss import KeptLogprobs, kept_logprobs
+
+from .model import Policy
+from .packing import MicroBatch
+
+Entropy = float | str | None
+Head = Callable[[Tensor, Tensor, MicroBatch, float | None, Entropy, bool], KeptLogprobs]
+"""(hidden [N, H], W [V, H], row, soft cap, entropy, full logprobs too) -> logprobs of the row's N labels."""
+
+
+def kept_head(
+    hidden: Tensor,
+    weight: Tensor,
+    row: MicroBatch,
+    softcap: float | None,
+    entropy: Entropy,
+    full_logprobs: bool,
+) -> KeptLogprobs:
+    """Logprobs over the kept sets."""
+    return kept_logprobs(
+        hidden,
+        weight,
+        row.labels,
+        row.kept,
+        row.temperatures,
+        softcap=softcap,
+        entropy=entropy,
+        full_logprobs=full_logprobs,
+    )
+
+
+class Scorer(nn.Module):
+    """Body and head in one forward, so that a head that is sharded over ranks is whole when it is needed."""
+
+    def __init__(self, policy: Policy, head: Head = kept_head) -> None:
+        super().__init__()
+        self.model = policy.model
+        self.policy = policy
+        self.head = head
+
+    def forward(self, row: MicroBatch, entropy: Entropy, full_logprobs: bool = False) -> KeptLogprobs:
+        """Only positions that predict a token to train on go through the head."""
+        hidden = self.policy.hidden(row.token_ids, row.positions, row.borders, row.longest)
+        hidden = hidden.index_select(0, row.predicting)  # [N, H]
+        return self.head(hidden, self.policy.head, row, self.policy.softcap, entropy, full_logprobs)

@@ -1,0 +1,48 @@
+"""The ranks of the training loop as the ingest process sees them; here they only sleep."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keptset_trainer.child import TrainingLoop
+from keptset_trainer.folders import Folders
+
+
+@pytest.fixture
+def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingLoop]:
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text('#!/bin/sh\necho "rank $RANK of $WORLD_SIZE at $5"\nexec sleep 60\n')
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(sleeper))
+    folders = Folders(tmp_path / "output", tmp_path / "weights")
+    folders.create()
+    with folders.lock.open("wb") as lock:
+        loop = TrainingLoop(folders, lock.fileno(), ranks=3)
+        yield loop
+        loop.stop(5.0)
+
+
+def test_the_rank_that_dies_is_named_and_takes_the_others_with_it(loop):
+    deadline = time.monotonic() + 20
+    while len(loop.lines) < 3:
+        assert time.monotonic() < deadline, "waited 20 s for the ranks' first words"
+        time.sleep(0.01)
+    meeting = f"file://{loop.folders.rendezvous}"
+    assert sorted(loop.lines) == [f"rank {rank} of 3 at {meeting}" for rank in range(3)]
+    assert loop.is_running()
+    assert loop.failure() is None
+    os.kill(loop.processes[1].pid, signal.SIGKILL)
+    loop.wait()
+    assert loop.failure().startswith("rank 1 of 3 of the training loop ended with exit code -9: rank ")
+    assert not any(process.poll() is None for process in loop.processes)
+
+
+def test_told_to_stop_no_rank_has_failed(loop):
+    loop.stop(5.0)
+    assert loop.failure() is None
+    assert not any(process.poll() is None for process in loop.processes)

@@ -1,0 +1,102 @@
+"""What only a GPU runs: FlashAttention, the fused optimiser, compiled blocks; skipped where there is none."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keptset_settings import ClippedRatioLoss
+from keptset_trainer import attention
+from keptset_trainer.losses import loss_function
+from keptset_trainer.model import load_policy
+from keptset_trainer.optimizer import adamw, clip_and_step
+from keptset_trainer.packing import pack
+from keptset_trainer.prepare import prepare
+from keptset_trainer.ranks import Ranks
+from keptset_trainer.train_step import NotFinite, train_step
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+LENGTHS = [300, 17, 1, 129, 64]
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double().cpu() - want.double().cpu()).norm() / want.double().norm())
+
+
+@pytest.mark.parametrize("window", [-1, 50])
+def test_flash_attention_is_the_cpus(window):
+    torch.manual_seed(0)
+    tensors = [torch.randn(sum(LENGTHS), heads, 64).bfloat16() for heads in (4, 2, 2, 4)]
+    borders = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    results = []
+    for device in ("cpu", "cuda"):
+        *leaves, grad = (x.to(device).requires_grad_(i < 3) for i, x in enumerate(tensors))
+        out, _ = torch.ops.keptset.varlen_attention(*leaves, borders.to(device), 300, 0.125, window)
+        results.append([out, *torch.autograd.grad(out, leaves, grad)])
+    assert all(error(got, want) < 1e-2 for want, got in zip(*results, strict=True))
+
+
+def test_a_batch_is_what_single_sequences_are():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(4 * 128, heads, 64, device="cuda").bfloat16() for heads in (4, 2, 2))
+    borders = torch.arange(5, device="cuda", dtype=torch.int32) * 128
+    together = attention.batch_attention(q, k, v, 4, 0.125)
+    alone, _ = torch.ops.keptset.varlen_attention(q, k, v, borders, 128, 0.125, -1)
+    assert error(together, alone) < 1e-2
+
+
+def test_a_step_that_is_not_finite_is_not_applied():
+    class One:
+        named = {"w": torch.ones(1000, device="cuda", requires_grad=True)}  # noqa: RUF012
+
+    optimizer = adamw(One, lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)  # type: ignore[arg-type]
+    weight, ranks = One.named["w"], Ranks(torch.device("cuda"))
+    none = torch.zeros((), dtype=torch.float64, device="cuda")
+    weight.grad = torch.full_like(weight, 2.0)
+    norm, sound = clip_and_step(optimizer, ranks, 1.0, none)
+    assert sound
+    assert float(norm) == pytest.approx(2 * 1000**0.5)
+    after = weight.detach().clone()
+    assert not torch.equal(after, torch.ones_like(after))
+    weight.grad = torch.full_like(weight, torch.inf)
+    assert not clip_and_step(optimizer, ranks, 1.0, none)[1]
+    weight.grad = torch.full_like(weight, 1.0)
+    assert not clip_and_step(optimizer, ranks, 1.0, none + 1)[1]
+    assert torch.equal(weight, after)
+    assert float(optimizer.state[weight]["step"]) == 1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_on_a_gpu_is_the_cpus_and_blames_the_same_sample(tiny_directory, make_batch, compiled):
+    results: list[Any] = []
+    batch = make_batch(1)
+    for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
+        ranks = Ranks(torch.device(device))
+        policy = load_policy(str(tiny_directory), ranks.device, dtype)
+        scorer, weights = prepare(policy, ranks, checkpointing="off", compiled=compiled and device == "cuda")
+        optimizer = adamw(weights, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+
+        def step(policy=policy, scorer=scorer, weights=weights, optimizer=optimizer, ranks=ranks):
+            metrics, grad_norm = train_step(
+                scorer,
+                weights,
+                optimizer,
+                ranks,
+                batch.samples,
+                pack(batch.samples, 64),
+                loss_function(ClippedRatioLoss()),
+                max_grad_norm=1.0,
+                entropy="full",
+                ignore_masks=False,
+                told_to_stop=lambda: False,
+            )
+            return metrics.result(grad_norm=grad_norm, lr=1e-3, seconds=0.0, ignored_masks=False)
+
+        results.append(step())
+    assert results[1]["entropy/full"] == pytest.approx(results[0]["entropy/full"], rel=0.02)
+    assert results[1]["grad_norm"] == pytest.approx(results[0]["grad_norm"], rel=0.1)
+    with torch.no_grad():
+        policy.head[int(batch.samples[0].arrays().token_ids[0])] = torch.nan
+    with pytest.raises(NotFinite, match=r"sample \d+ \(id '1/\d+'\) at position \d+: token"):
+        step()
