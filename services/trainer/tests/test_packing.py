@@ -1,5 +1,8 @@
 """Rows: whole sequences, nothing predicted across a border, nothing attended across one."""
 
+import dataclasses
+import types
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -9,7 +12,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from kept_tokens import KeptTokens
 from kept_tokens.messages import TrainingSample
 from keptset_trainer.model import Policy
-from keptset_trainer.packing import pack
+from keptset_trainer.packing import empty_row, moved, pack
 
 
 @st.composite
@@ -150,3 +153,28 @@ def test_sliding_windows_end_at_borders_too():
         for sequence, hidden in zip(sequences, together, strict=True):
             alone = model.model(input_ids=sequence[None], use_cache=False).last_hidden_state[0]
             assert torch.allclose(hidden, alone, atol=1e-5)
+
+
+@given(samples_of_integers(), st.integers(9, 30))
+@settings(max_examples=20)
+def test_a_row_is_moved_in_one_piece(samples, row_tokens):
+    """To the device of shapes alone, whose bytes nobody sees; and, by hand, to bytes that are seen."""
+    for row in [*pack(samples, row_tokens), empty_row()]:
+        elsewhere = row.to(torch.device("meta"))
+        for field in dataclasses.fields(row):
+            here, there = getattr(row, field.name), getattr(elsewhere, field.name)
+            for a, b in zip(*((x if isinstance(x, tuple) else (x,)) for x in (here, there)), strict=True):
+                if isinstance(a, torch.Tensor):
+                    assert (a.shape, a.dtype) == (b.shape, b.dtype), field.name
+                    assert b.device.type == "meta"
+                else:
+                    assert a == b
+
+
+def test_what_is_moved_stays_what_it_is(monkeypatch):
+    tensors = [torch.arange(3), torch.tensor([True]), torch.zeros(0), torch.rand(5), torch.arange(7).int()]
+    device = types.SimpleNamespace(type="elsewhere")  # the CPU under another name
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **__: self)
+    for before, after in zip(tensors, moved(tensors, device), strict=True):
+        assert before.dtype == after.dtype
+        assert torch.equal(before, after)

@@ -1,7 +1,6 @@
 """Whole sequences into rows, and rows into the tensors that the loss reads."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -65,20 +64,37 @@ class MicroBatch:
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on a device; on its way to a GPU the host does not wait for it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return MicroBatch(**{name: moved(value, device) for name, value in values.items()})
+        names = [name for name, value in values.items() if isinstance(value, Tensor)]
+        *tensors, ids, offsets = moved([*(values[name] for name in names), *self.kept], device)
+        return replace(self, **dict(zip(names, tensors, strict=True)), kept=KeptSet(ids, offsets))
 
     def without_masks(self) -> "MicroBatch":
         """The same with every kept set the whole vocabulary: biased on purpose, for comparison only."""
         return replace(self, kept=KeptSet.whole_vocabulary(len(self.labels), self.labels.device))
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """A tensor or a kept set on `device`; anything else as it is."""
-    if isinstance(value, KeptSet):
-        return KeptSet(moved(value.ids, device), moved(value.offsets, device))
-    if not isinstance(value, Tensor) or device.type != "cuda":
-        return value.to(device) if isinstance(value, Tensor) else value
-    return value.pin_memory().to(device, non_blocking=True)  # from pageable memory the host would wait
+ALIGNMENT = 16
+"""Bytes; whatever is viewed as numbers begins at a multiple of it."""
+
+
+def moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of the CPU on `device`, by one transfer, which a GPU's host does not wait for."""
+    if device.type == "cpu":
+        return tensors
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
+
+    def views(together: Tensor) -> list[Tensor]:
+        return [
+            together[start : start + size].view(tensor.dtype).view(tensor.shape)
+            for start, size, tensor in zip(starts, sizes, tensors, strict=False)
+        ]
+
+    # pinned: from pageable memory the host would wait
+    together = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for place, tensor in zip(views(together), tensors, strict=True):
+        place.copy_(tensor)
+    return views(together.to(device, non_blocking=True))
 
 
 def pack(samples: list[TrainingSample], row_tokens: int, rank: int = 0, ranks: int = 1) -> list[MicroBatch]:
