@@ -31,6 +31,8 @@ part "attention kernels" 45 "$python" $bench/attention.py --output "$out/attenti
 part "one GPU" 215 "$python" $bench/step.py --output "$out/step.json" \
   --kernels "$out/attention.json" --budget-seconds "${STEP_SECONDS:-190}" $options "$@"
 part "parity, one GPU" 60 "$python" $bench/parity.py --folder "$out/parity" $options
+part "tests that need a GPU" 60 "$python" -m pytest -q -c /dev/null --rootdir=. -p no:cacheprovider \
+  --import-mode=importlib services/trainer/tests/test_cuda.py
 if [ "$gpus" -gt 1 ]; then
   part "$gpus GPUs" 75 "${many[@]}" $bench/step.py --output "$out/step.json" --append --budget-seconds 60 \
     --kernels "$out/attention.json" $options
