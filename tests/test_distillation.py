@@ -18,7 +18,11 @@ from keptset_orchestrator.sources import Prompt, Source
 from keptset_settings import ClippedRatioLoss, GrpoAlgorithm, OpdAlgorithm
 from keptset_trainer.full_scores import FullScores
 from keptset_trainer.losses import loss_function
+from keptset_trainer.master_weights import OwnWeights
 from keptset_trainer.model import Policy
+from keptset_trainer.packing import pack
+from keptset_trainer.ranks import Ranks
+from keptset_trainer.scorer import Scorer
 from keptset_trainer.train_step import train_step
 
 torch.set_num_threads(1)  # the suites of this repository share few cores
@@ -91,11 +95,13 @@ def one_step(
     max_grad_norm: float = 1e9,
 ) -> None:
     train_step(
-        changed,
+        Scorer(changed),
+        OwnWeights(changed.model),
         optimizer,
+        Ranks(torch.device("cpu")),
         samples,
+        pack(samples, 64),
         loss_function(ClippedRatioLoss()),
-        row_tokens=64,
         max_grad_norm=max_grad_norm,
         entropy=None,
         ignore_masks=False,
