@@ -17,8 +17,11 @@ class MasterWeights(Protocol):
     named: dict[str, Tensor]
     """float32 leaves, by the model's names of them; shards if the model is sharded."""
 
+    def add_up(self) -> None:
+        """After each row's backward: add its gradients to those of the rows before, in float32."""
+
     def collect(self) -> None:
-        """After a step's last backward: put the gradients, in float32, where the optimiser looks."""
+        """After a step's last row: put the gradients where the optimiser looks."""
 
     def give_back(self) -> None:
         """After the optimiser's step: let the model compute with the new weights."""
@@ -38,6 +41,9 @@ class OwnWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self.named: dict[str, Tensor] = dict(model.named_parameters())
+
+    def add_up(self) -> None:
+        pass  # autograd has done it
 
     def collect(self) -> None:
         pass
@@ -64,20 +70,29 @@ class MasterCopies:
         self.model = dict(model.named_parameters())
         assert self.model.keys() == masters.keys()
         self.named: dict[str, Tensor] = {name: master.requires_grad_() for name, master in masters.items()}
-        for name, parameter in self.model.items():
-            parameter.register_post_accumulate_grad_hook(self._taker(self.named[name]))
+        self.buffers: dict[str, Tensor] = {}
+        """Memory of the masters' gradients, kept from step to step."""
+
+    @torch.no_grad()
+    def add_up(self) -> None:
+        # All at once, in a few launches: one for each parameter costs the host more than the GPU.
+        there = [name for name, parameter in self.model.items() if parameter.grad is not None]
+        new = [name for name in there if self.named[name].grad is None]
+        for name in new:
+            if name not in self.buffers:
+                self.buffers[name] = torch.empty_like(self.named[name])
+            self.named[name].grad = self.buffers[name]
+        if new:
+            torch._foreach_copy_(self._gradients(new, self.named), self._gradients(new, self.model))
+        if old := sorted(set(there) - set(new)):
+            torch._foreach_add_(self._gradients(old, self.named), self._gradients(old, self.model))
+        for name in there:
+            self.model[name].grad = None
 
     @staticmethod
-    def _taker(master: Tensor):
-        def take(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            if master.grad is None:
-                master.grad = parameter.grad.float()
-            else:
-                master.grad.add_(parameter.grad)
-            parameter.grad = None  # freed during the backward pass, not after it
-
-        return take
+    def _gradients(names: list[str], parameters: dict[str, Tensor]) -> list[Tensor]:
+        gradients = [parameters[name].grad for name in names]
+        return [gradient for gradient in gradients if gradient is not None]
 
     def collect(self) -> None:
         pass
@@ -115,6 +130,9 @@ class Shards:
         self.named: dict[str, Tensor] = {
             name: part.to_local().detach().requires_grad_() for name, part in self.parts.items()
         }
+
+    def add_up(self) -> None:
+        pass  # FSDP has done it
 
     def collect(self) -> None:
         for name, part in self.parts.items():

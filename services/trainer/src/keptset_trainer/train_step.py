@@ -81,6 +81,7 @@ def train_step(
         scored, summed = score(scorer, on_device, loss, entropy, ignore_masks, full_scores is not None)
         # ranks.size: FSDP takes the mean of the ranks' gradients, but each has a part of the sum
         (summed.total * (ranks.size / loss_tokens)).backward()
+        weights.add_up()
         if not row.is_empty:
             metrics.add(row, on_device, scored, summed, ignore_masks)
             if full_scores is not None:
@@ -129,6 +130,7 @@ def blame(
             continue
         scored, summed = score(scorer, row, loss, None, ignore_masks, full_logprobs)
         summed.total.backward()
+        weights.add_up()
         weights.collect()
         fault = logprob_fault(row, scored, sample) or gradient_fault(row, weights, ranks, sample)
         if fault is not None:
