@@ -202,6 +202,7 @@ def main() -> None:
         device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
         head = {"device": device, "torch": torch.__version__, "unit": "microseconds"}
         head |= {"rows": args.rows, "vocabulary": args.vocabulary}
+        args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(head | {"results": results}, indent=1) + "\n")
 
 

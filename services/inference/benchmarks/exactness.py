@@ -68,6 +68,7 @@ def main() -> None:
         print(capture, results[capture], flush=True)
     if args.output is not None:
         head = {"model": Path(args.model).name}
+        args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(head | {"results": results}, indent=1) + "\n")
     sys.exit(any(isinstance(found, str) or found["wrong"] for found in results.values()))
 

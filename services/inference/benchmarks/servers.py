@@ -67,6 +67,7 @@ def main() -> None:
             print(json.dumps({sets: results[sets]["compared"]}, indent=1), flush=True)
     if args.output is not None:
         head = {"model": Path(args.model).name, "requests": args.requests, "tokens": args.tokens}
+        args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(head | {"results": results}, indent=1) + "\n")
 
 
