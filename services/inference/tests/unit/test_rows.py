@@ -11,6 +11,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.sample.metadata import SamplingMetadata
 
+from keptset_inference.capture import padding
 from keptset_inference.capture.bounds import widest_set
 from keptset_inference.capture.cut import NO_SET
 from keptset_inference.capture.flag import FLAG, is_marked, mark
@@ -150,3 +151,16 @@ def test_the_mark_survives_what_vllm_does_to_parameters():
     assert is_marked(marked(top_k=3, n=2).clone())
     assert not is_marked(SamplingParams())
     assert not is_marked(None)
+
+
+@pytest.mark.parametrize(("highest", "known"), [(8, 9), (9, 10), (40, 10)])
+def test_the_config_changes_only_where_there_are_ids_to_mask(monkeypatch, highest, known):
+    """Answers carry a hash of it."""
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": highest})
+    monkeypatch.setattr(padding, "cached_tokenizer_from_config", lambda config: tokenizer)
+    config = vllm_config(10)
+    config.additional_config = {"other": 1}
+    assert padding.mask_unknown_ids(config) == known == padding.known_ids(config)
+    assert config.additional_config == {"other": 1} | ({padding.KEY: known} if known < 10 else {})
+    monkeypatch.setattr(padding, "cached_tokenizer_from_config", lambda config: None)
+    assert padding.mask_unknown_ids(vllm_config(10)) == 10, "without a tokenizer nothing is known"

@@ -18,7 +18,8 @@ def mask_unknown_ids(config: VllmConfig) -> int:
     if tokenizer is None:  # skip_tokenizer_init: nothing is known
         return vocabulary
     known = min(1 + max(tokenizer.get_vocab().values()), vocabulary)
-    config.additional_config = {**config.additional_config, KEY: known}
+    if known < vocabulary:  # else the config, of which answers carry a hash, stays as without capture
+        config.additional_config = {**config.additional_config, KEY: known}
     return known
 
 
