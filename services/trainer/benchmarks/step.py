@@ -10,13 +10,14 @@ row is written when it is there. `--device cpu --tiny` tries all of it without a
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import statistics
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -156,68 +157,105 @@ class Bench:
         )
         self.optimizer = adamw(self.weights, lr=1e-6, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01)
 
-    def measure(self, case: Case, steps: int) -> dict[str, Any]:
-        """Median time of a step, and memory."""
-        self.scorer.head, entropy = self.heads[case.head]
-        tokens, cuda = self.size.tokens, self.ranks.device.type == "cuda"
+    def stepper(self, case: Case) -> "Stepper":
+        """What does one step of a case after the other."""
+        head, entropy = self.heads[case.head]
         batches = []
         for seed in range(4 if case.varied else 1):
             lengths = [
                 length
                 for rank in range(self.ranks.size)
-                for length in lengths_of(case.shape, tokens, seed + 10 * rank * case.varied)
+                for length in lengths_of(case.shape, self.size.tokens, seed + 10 * rank * case.varied)
             ]
             batches.append(samples_of(lengths, self.size.vocabulary, seed))
-        loss = loss_function(ClippedRatioLoss())
-        packing, times = [], []
+        return Stepper(self, case, head, entropy, batches)
 
-        def step(samples: Any, rows: Any) -> None:
-            train_step(
-                self.scorer,
-                self.weights,
-                self.optimizer,
-                self.ranks,
-                samples,
-                rows,
-                loss,
-                max_grad_norm=1.0,
-                entropy=entropy,
-                ignore_masks=False,
-                told_to_stop=lambda: False,
-            )
 
-        warm_up = 3 + len(batches) * (len(batches) > 1)
-        for number in range(warm_up + steps):
-            if number == warm_up and cuda:
-                torch.cuda.reset_peak_memory_stats()
-            samples = batches[number % len(batches)]
-            began = time.perf_counter()
-            rows = pack(samples, tokens, self.ranks.rank, self.ranks.size)
-            packed = time.perf_counter()
-            assert len(rows) == 1
-            step(samples, rows)  # ends when the device has
-            if number >= warm_up:
-                packing.append((packed - began) * 1e3)
-                times.append((time.perf_counter() - packed) * 1e3)
-        milliseconds = max(self.ranks.gathered(statistics.median(times)))
+@dataclass
+class Stepper:
+    """The steps of one case, and how long they took."""
+
+    bench: Bench
+    case: Case
+    head: Head
+    entropy: Any
+    batches: list[Any]
+    packing: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    peak: int = 0
+    done: int = 0
+    error: str | None = None
+
+    @property
+    def warm_up(self) -> int:
+        """Steps that are not counted."""
+        return 3 + len(self.batches) * (len(self.batches) > 1)
+
+    def step(self) -> None:
+        """One step, from rows on the host until the device has done it."""
+        bench, tokens, cuda = self.bench, self.bench.size.tokens, self.bench.ranks.device.type == "cuda"
+        samples = self.batches[self.done % len(self.batches)]
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        rows = pack(samples, tokens, bench.ranks.rank, bench.ranks.size)
+        packed = time.perf_counter()
+        assert len(rows) == 1
+        self.train(samples, rows)
+        if self.done >= self.warm_up:
+            self.packing.append((packed - began) * 1e3)
+            self.times.append((time.perf_counter() - packed) * 1e3)
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated() if cuda else 0)
+        self.done += 1
+
+    def train(self, samples: Any, rows: Any) -> None:
+        """The trainer's own step."""
+        bench = self.bench
+        bench.scorer.head = self.head
+        train_step(
+            bench.scorer,
+            bench.weights,
+            bench.optimizer,
+            bench.ranks,
+            samples,
+            rows,
+            LOSS,
+            max_grad_norm=1.0,
+            entropy=self.entropy,
+            ignore_masks=False,
+            told_to_stop=lambda: False,
+        )
+
+    def result(self) -> dict[str, Any]:
+        """Medians, and a profile where it tells the most."""
+        bench, case, tokens = self.bench, self.case, self.bench.size.tokens
+        if self.error is not None:
+            return {"error": self.error}
+        milliseconds = max(bench.ranks.gathered(statistics.median(self.times)))
         breaks = torch._dynamo.utils.counters["graph_break"]
         result = {
             "ms": milliseconds,
-            "ms_fastest": min(times),
-            "packing_ms": statistics.median(packing),
-            "tokens_a_second": self.ranks.size * tokens / milliseconds * 1e3,
-            "model_tflop": self.flops_of[case.shape] / 1e12,
+            "ms_fastest": min(self.times),
+            "ms_all": [round(one, 2) for one in self.times],
+            "packing_ms": statistics.median(self.packing),
+            "tokens_a_second": bench.ranks.size * tokens / milliseconds * 1e3,
+            "model_tflop": bench.flops_of[case.shape] / 1e12,
             "graph_breaks": {reason.split("\n")[0][:120]: count for reason, count in breaks.items()},
             "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
         }
-        if cuda and self.ranks.size == 1 and case.head == "kept" and case.compiled:
-            result["kernels"] = profiled(partial(step, samples, rows))
-        if cuda:
-            peak = torch.cuda.max_memory_allocated()
+        if bench.ranks.device.type == "cuda":
+            if bench.ranks.size == 1 and case.compiled and not case.varied:
+                rows = pack(self.batches[0], tokens, bench.ranks.rank, bench.ranks.size)
+                kernels = profiled(partial(self.train, self.batches[0], rows))
+                result |= {"kernels_ms": kernels[0][1], "kernels": kernels if case.head == "kept" else []}
             # float32 weights, gradients, two moments: of shards a rank's part; else with a copy in bfloat16
-            own = self.parameters * (16 / self.ranks.size if self.case.sharded or self.ranks.size > 1 else 18)
-            result |= {"peak_gib": peak / GiB, "beside_gib": (peak - own) / GiB}
+            sharded = bench.case.sharded or bench.ranks.size > 1
+            own = bench.parameters * (16 / bench.ranks.size if sharded else 18)
+            result |= {"peak_gib": self.peak / GiB, "beside_gib": (self.peak - own) / GiB}
         return result
+
+
+LOSS = loss_function(ClippedRatioLoss())
 
 
 def profiled(step: Callable[[], None]) -> list[tuple[str, float, int]]:
@@ -274,7 +312,6 @@ class Run:
         self.kernel, self.ragged = options.batch_kernel, "flash"
         if options.kernels is not None and options.kernels.exists():
             self.kernel, self.ragged = fastest(json.loads(options.kernels.read_bytes())["rows"])
-        self.prepared: tuple[Any, ...] | None = None
         self.bench: Bench | None = None
         self.results: dict[str, Any] = {"rows": []}
         if options.append and options.output.exists():
@@ -288,57 +325,85 @@ class Run:
         self.results.setdefault("model", asdict(self.size))
         self.rate = rate
 
-    def row(self, case: Case) -> None:
-        """Measure one case, or write down why not."""
-        case = replace(case, batch_kernel=self.kernel) if case.batch_kernel == "cuDNN" else case
+    def rows(self, cases: list[Case]) -> None:
+        """Measure cases, those that are prepared alike step by step in turn, so that they share what the
+        machine does beside; or write down why not.
+        """
+        for _, group in itertools.groupby(map(self.with_kernel, cases), self.preparation):
+            self.group(list(group))
+
+    def with_kernel(self, case: Case) -> Case:
+        return replace(case, batch_kernel=self.kernel) if case.batch_kernel == "cuDNN" else case
+
+    def preparation(self, case: Case) -> tuple[Any, ...]:
+        """What two cases must share; a shape is compiled for itself, as in a run whose rows are alike."""
+        return (
+            case.compiled, case.checkpointing, case.sharded, case.batch_kernel, case.deterministic,
+            case.compiled and (case.shape, case.varied), case.ranks,
+        )  # fmt: skip
+
+    def group(self, cases: list[Case]) -> None:
+        """Measure cases that are prepared alike."""
         left = self.options.budget_seconds - (time.monotonic() - self.began)
         began = time.monotonic()
         if self.ranks.from_first(int(left < 5)):
-            row: dict[str, Any] = {"skipped": "out of time"}
-        else:
-            try:
-                row = self.measured(case)
-            except Exception as error:
-                if self.ranks.size > 1:
-                    raise  # the other rank would wait for this one
-                row = {"error": f"{type(error).__name__}: {error}".strip().split("\n")[0][:300]}
-                self.prepared = None
-                traceback.print_exc()
-                if case.head == "none" and self.kernel != "varlen":  # try what is left of the attention
-                    kernels = list(KERNELS)
-                    self.kernel = kernels[kernels.index(self.kernel) + 1]
-                    self.results["rows"].append({**asdict(case), **row})
-                    return self.row(replace(case, batch_kernel=self.kernel))
-        row = {**asdict(case), **row, "seconds": time.monotonic() - began}
-        if "ms" in row:
-            row["mfu"] = row["model_tflop"] / row["ms"] * 1e3 / self.rate
-        self.results["rows"].append(row)
+            return self.write([(case, {"skipped": "out of time"}) for case in cases], began)
+        try:
+            measured = self.measured(cases)
+        except Exception as error:
+            if self.ranks.size > 1:
+                raise  # the other rank would wait for this one
+            traceback.print_exc()
+            text = f"{type(error).__name__}: {error}".strip().split("\n")[0][:300]
+            return self.write([(case, {"error": text}) for case in cases], began)
+        return self.write(measured, began)
+
+    def write(self, measured: list[tuple[Case, dict[str, Any]]], began: float) -> None:
+        """Keep what was measured, at once."""
+        for case, result in measured:
+            row = {**asdict(case), **result, "seconds": time.monotonic() - began}
+            if "ms" in row:
+                row["mfu"] = row["model_tflop"] / row["ms"] * 1e3 / self.rate
+            self.results["rows"].append(row)
+            if self.ranks.is_first:
+                print(f"{time.monotonic() - self.began:6.1f} s  {said(row)}", flush=True)
         if self.ranks.is_first:
             self.results |= {"batch_kernel": self.kernel, "ragged_kernel": self.ragged}
             self.options.output.write_text(json.dumps(self.results, indent=1))
-            print(f"{time.monotonic() - self.began:6.1f} s  {said(row)}", flush=True)
-        return None
 
-    def measured(self, case: Case) -> dict[str, Any]:
+    def measured(self, cases: list[Case]) -> list[tuple[Case, dict[str, Any]]]:
+        case = cases[0]
         torch.use_deterministic_algorithms(case.deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = False
         attention.BATCH_KERNELS[:] = KERNELS[case.batch_kernel]
         attention.RAGGED_KERNEL[:] = [self.ragged]
-        # a shape of its own is compiled for it, as in a run whose rows are alike
-        prepared = (
-            case.compiled, case.checkpointing, case.sharded, case.batch_kernel, case.deterministic,
-            case.compiled and (case.shape, case.varied),
-        )  # fmt: skip
-        if prepared != self.prepared:
-            self.bench = None
-            gc.collect()
-            torch._dynamo.reset()
-            if self.ranks.device.type == "cuda":
-                torch.cuda.empty_cache()
-            self.bench = Bench(case, self.size, self.ranks, self.options.prime_rl)
-            self.prepared = prepared
-        assert self.bench is not None
-        return self.bench.measure(case, self.options.steps)
+        self.bench = None
+        gc.collect()
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        if self.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.bench = Bench(case, self.size, self.ranks, self.options.prime_rl)
+        steppers = [self.bench.stepper(case) for case in cases]
+        gc.disable()  # its pauses are long enough to be seen
+        try:
+            for _ in range(max(one.warm_up for one in steppers) + self.options.steps):
+                for one in steppers:
+                    if one.error is None:
+                        self.attempt(one)
+        finally:
+            gc.enable()
+        return [(one.case, one.result()) for one in steppers]
+
+    def attempt(self, stepper: Stepper) -> None:
+        """A step; a head that fails before its first counted one is left out of the group."""
+        try:
+            stepper.step()
+        except Exception as error:
+            if self.ranks.size > 1 or stepper.done >= stepper.warm_up or len(self.bench.heads) == 1:
+                raise
+            traceback.print_exc()
+            stepper.error = f"{type(error).__name__}: {error}".strip().split("\n")[0][:300]
 
 
 def said(row: dict[str, Any]) -> str:
@@ -380,12 +445,10 @@ def main() -> None:
     ranks = join(options.device)
     run = Run(options, ranks)
     if ranks.size == 1:
-        for case in cases_of_one(options.prime_rl):
-            run.row(case)
+        run.rows(cases_of_one(options.prime_rl))
     else:
         together = replace(Case("16x"), ranks=ranks.size)
-        for case in (together, replace(together, head="none"), replace(together, shape="4x")):
-            run.row(case)
+        run.rows([together, replace(together, head="none"), replace(together, shape="4x")])
     if ranks.is_first:
         print_table(run.results)
     leave()
