@@ -101,6 +101,25 @@ def test_diagnostics(
     compare(problem, device, grads_of, entropy=entropy, full_logprobs=full_logprobs)
 
 
+@pytest.mark.parametrize("entropy", ["full", 0.3, None])
+@pytest.mark.parametrize("widths", [[0, 1, 2, 5, 0], [3, 1, 50], [0, 0]])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_caller_who_knows_how_many_sets_are_empty_gets_the_same_bits(
+    new_problem: Maker, device: str, backend: Any, widths: list[int], entropy: Any
+) -> None:
+    problem = with_widths(new_problem(2, len(widths)), widths, 50)
+    asked, known = (
+        kept_logprobs(
+            *leaves(problem, torch.float32, device), backend=backend, entropy=entropy, num_unmasked=number
+        )
+        for number in (None, widths.count(0))
+    )
+    for name, one, other in zip(asked._fields, asked, known, strict=True):
+        assert (one is None) == (other is None), name
+        if one is not None and other is not None:
+            assert torch.equal(one.nan_to_num(-7), other.nan_to_num(-7)), name
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_widths_around_the_borders_of_blocks(
     new_problem: Maker, grads_of: Maker, device: str, dtype: torch.dtype

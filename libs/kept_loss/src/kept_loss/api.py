@@ -22,6 +22,7 @@ def kept_logprobs(
     softcap: float | None = None,
     entropy: Literal["full"] | float | None = "full",
     full_logprobs: bool = False,
+    num_unmasked: int | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> KeptLogprobs:
     """Logprobs of the labels, renormalised over the set that truncated sampling kept.
@@ -47,6 +48,9 @@ def kept_logprobs(
         entropy: ``"full"`` = the whole-vocabulary entropy at every position; a share in (0, 1] = at that
             share of positions, evenly spaced, NaN elsewhere; None = not at all.
         full_logprobs: also the label's logprob over the whole vocabulary, at every position.
+        num_unmasked: how many positions have an empty set, from a caller who has checked all values already
+            (as :func:`kept_loss.validation.check_values` does, on the host, say). The device is then not
+            asked about them, and on CUDA the host does not wait for it. None: checked and counted here.
         backend: ``"torch"`` (any device, any type) or ``"triton"`` (CUDA; hidden and weight of one type,
             bfloat16, float16 or float32); ``"auto"`` takes Triton where it can.
 
@@ -57,7 +61,8 @@ def kept_logprobs(
         ValueError: shapes, types or devices that do not fit; offsets that fall or do not end at the number of
             ids; an id or label outside the vocabulary; a label that is not in its set; a temperature that is
             not positive and finite. Values are checked on the device; reading the verdict synchronises with
-            the host.
+            the host. With ``num_unmasked`` only shapes and types are checked, and wrong values give wrong
+            results.
         ImportError: the Triton backend without Triton.
     """
     check_shapes(hidden, weight, labels, kept, temperature)
@@ -67,12 +72,15 @@ def kept_logprobs(
     if backend == "triton" or (backend == "auto" and _triton_serves(hidden, weight)):
         from . import triton_backend  # not at the top: Triton need not be installed
 
-        compute = triton_backend.kept_logprobs  # verifies values itself, on the way
-    else:
+        # verifies values itself, on the way
+        return triton_backend.kept_logprobs(
+            hidden, weight, labels, kept, temperature,
+            softcap=softcap, entropy=entropy, full_logprobs=full_logprobs, num_unmasked=num_unmasked,
+        )  # fmt: skip
+    if num_unmasked is None:
         with torch.no_grad():
             check_values(labels, weight.shape[0], kept, temperature)
-        compute = torch_backend.kept_logprobs
-    return compute(
+    return torch_backend.kept_logprobs(
         hidden,
         weight,
         labels,

@@ -29,6 +29,7 @@ def kept_logprobs(
     softcap: float | None,
     entropy: Literal["full"] | float | None,
     full_logprobs: bool,
+    num_unmasked: int | None = None,
 ) -> KeptLogprobs:
     """As :func:`kept_loss.kept_logprobs`, which has verified shapes and types; values are verified here.
 
@@ -53,6 +54,7 @@ def kept_logprobs(
         outputs = _KeptLogprobs.apply(  # type: ignore[no-untyped-call]
             hidden.contiguous(), weight.contiguous(), labels.contiguous(), kept.ids.contiguous(),
             kept.offsets.contiguous(), temperature.float().contiguous(), softcap, entropy, full_logprobs,
+            num_unmasked,
         )  # fmt: skip
     return KeptLogprobs(*outputs)
 
@@ -72,6 +74,7 @@ class _KeptLogprobs(torch.autograd.Function):
         softcap: float | None,
         entropy: Literal["full"] | float | None,
         full_logprobs: bool,
+        num_unmasked: int | None,
     ) -> tuple[Tensor | None, ...]:
         num, device = hidden.shape[0], hidden.device
         if num == 0:  # no program runs that could refuse ids that belong to no position
@@ -84,29 +87,36 @@ class _KeptLogprobs(torch.autograd.Function):
         by_id = order = ids.new_empty(0)
         if ctx.needs_input_grad[1]:  # sorted here, where the device would else wait for the host
             by_id, order = torch.sort(ids, stable=True)
-        told = Verdict(*verdict.tolist())  # the one synchronisation with the host
-        if any(told[:-1]):
-            check_values(labels, weight.shape[0], KeptSet(ids, offsets), temperature)  # says what is wrong
-            raise AssertionError(f"the kernels refuse what check_values lets pass: {told}")
+        if num_unmasked is None:
+            told = Verdict(*verdict.tolist())  # the one synchronisation with the host
+            if any(told[:-1]):
+                check_values(
+                    labels, weight.shape[0], KeptSet(ids, offsets), temperature
+                )  # says what is wrong
+                raise AssertionError(f"the kernels refuse what check_values lets pass: {told}")
+            num_unmasked = told.unmasked
 
         alone = labels.new_empty(0)
         logsumexp = logprobs.new_empty(0)
         entropy_all = mass = label_all = None
-        if told.unmasked or entropy is not None or full_logprobs:
+        if num_unmasked or entropy is not None or full_logprobs:
             unmasked = offsets[1:] == offsets[:-1]
             sampled = sampled_positions(num, entropy, device)
             diagnosed = torch.ones_like(sampled) if full_logprobs else sampled
-            at = (unmasked | diagnosed).nonzero().squeeze(1)  # [P]
-            everywhere = at.numel() == num
+            everywhere = full_logprobs or entropy == "full" or num_unmasked == num
+            if everywhere:  # known without asking the device
+                at = torch.arange(num, device=device)
+            else:
+                at = (unmasked | diagnosed).nonzero().squeeze(1)  # [P]
             h, label, heat = (
                 (hidden, labels, temperature) if everywhere else (hidden[at], labels[at], temperature[at])
             )
-            targets = label if told.unmasked else None
+            targets = label if num_unmasked else None
             sums = vocabulary_sums(h, weight, heat, softcap, _processors(device), targets)
             own = torch.arange(at.numel(), dtype=torch.int32, device=device)
             label_logit = entry_logits(h, weight, label.to(torch.int32), own, None, softcap) / heat
             label_logprob = ((label_logit - sums.peak) - sums.total.log()).clamp(max=0)
-            if told.unmasked:
+            if num_unmasked:
                 free = unmasked[at]
                 logprobs[at] = torch.where(free, label_logprob, logprobs[at])
                 entropy_kept[at] = torch.where(free, sums.entropy(), entropy_kept[at])
@@ -141,7 +151,7 @@ class _KeptLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        nothing = (None,) * 7
+        nothing = (None,) * 8
         if grads[0] is None:
             return None, None, *nothing
         (

@@ -42,6 +42,8 @@ class MicroBatch:
     labels: Int64[Tensor, " N"]
     kept: KeptSet
     """The sets that the labels were sampled from; an empty one = the whole vocabulary."""
+    num_unmasked: int
+    """How many are empty."""
     temperatures: Float32[Tensor, " N"]
     advantages: Float32[Tensor, " N"]
     rollout_logprobs: Float32[Tensor, " N"]
@@ -70,7 +72,8 @@ class MicroBatch:
 
     def without_masks(self) -> "MicroBatch":
         """The same with every kept set the whole vocabulary: biased on purpose, for comparison only."""
-        return replace(self, kept=KeptSet.whole_vocabulary(len(self.labels), self.labels.device))
+        num, device = len(self.labels), self.labels.device
+        return replace(self, kept=KeptSet.whole_vocabulary(num, device), num_unmasked=num)
 
 
 ALIGNMENT = 16
@@ -138,6 +141,7 @@ def pack_row(samples: list[TrainingSample], indices: list[int]) -> MicroBatch:
         sequence=torch.from_numpy(owner),
         labels=of_tokens("token_ids").long(),
         kept=KeptSet(ids=torch.from_numpy(ids), offsets=torch.from_numpy(offsets)),
+        num_unmasked=int((np.diff(offsets) == 0).sum()),
         temperatures=of_tokens("temperatures"),
         advantages=of_tokens("advantages"),
         rollout_logprobs=of_tokens("logprobs"),
@@ -163,6 +167,7 @@ def empty_row() -> MicroBatch:
         sequence=nothing.long(),
         labels=nothing.long(),
         kept=KeptSet.whole_vocabulary(0),
+        num_unmasked=0,
         temperatures=nothing,
         advantages=nothing,
         rollout_logprobs=nothing,

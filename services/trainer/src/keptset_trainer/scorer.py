@@ -32,6 +32,7 @@ def kept_head(
         softcap=softcap,
         entropy=entropy,
         full_logprobs=full_logprobs,
+        num_unmasked=row.num_unmasked,  # values were checked when the batch came in: the host need not wait
     )
 
 
