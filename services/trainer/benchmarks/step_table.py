@@ -10,7 +10,8 @@ def print_table(results: dict[str, Any]) -> None:
     """Every row, then the figures that are held to a bound."""
     rows = results["rows"]
     print(f"\n{results['machine']}, torch {results['torch']}, matmul {results['matmul_tflops']:.0f} TFLOP/s")
-    print("| shape | head | prepared | ms | tokens/s | MFU | GiB beside |\n|---|---|---|---|---|---|---|")
+    print("| shape | head | prepared | ms | of it kernels | tokens/s | MFU | GiB beside |")
+    print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         how = [
             "compiled" if row["compiled"] else "eager",
@@ -21,9 +22,10 @@ def print_table(results: dict[str, Any]) -> None:
             *([f"attention {row['batch_kernel']}"] if row["batch_kernel"] != "cuDNN" else []),
             *(["rows differ"] if row["varied"] else []),
         ]
-        figures = f"{row.get('error') or row.get('skipped')} | | |"
+        figures = f"{row.get('error') or row.get('skipped')} | | | |"
         if "ms" in row:
-            figures = f"{row['ms']:.1f} | {row['tokens_a_second']:,.0f} | {row['mfu']:.3f} | "
+            kernels = f"{row['kernels_ms']:.1f}" if "kernels_ms" in row else ""
+            figures = f"{row['ms']:.1f} | {kernels} | {row['tokens_a_second']:,.0f} | {row['mfu']:.3f} | "
             figures += f"{row.get('beside_gib', 0):.1f}"
         print(f"| {row['shape']} | {row['head']} | {', '.join(how)} | {figures} |")
     print("\n| whole step | must | reached |\n|---|---|---|")
