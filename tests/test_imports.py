@@ -12,13 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-LIBS = {"kept_tokens", "kept_loss", "keptset_settings"}
+LIBS = {"kept_tokens", "kept_loss", "keptset_guards", "keptset_settings"}
 SERVICES = {"keptset_inference", "keptset_orchestrator", "keptset_trainer"}
 OURS = LIBS | SERVICES | {"keptset"}
 
 FOLDERS = {
     "kept_tokens": "libs/kept_tokens",
     "kept_loss": "libs/kept_loss",
+    "keptset_guards": "libs/guards",
     "keptset_settings": "libs/settings",
     "keptset_inference": "services/inference",
     "keptset_orchestrator": "services/orchestrator",
@@ -29,9 +30,14 @@ FOLDERS = {
 ALLOWED_OURS = {
     "kept_tokens": set(),
     "kept_loss": set(),
+    "keptset_guards": set(),
     "keptset_settings": set(),
     "keptset_inference": LIBS,
-    "keptset_orchestrator": {"kept_tokens", "keptset_settings"},  # kept_loss would bring torch
+    "keptset_orchestrator": {
+        "kept_tokens",
+        "keptset_guards",
+        "keptset_settings",
+    },  # kept_loss would bring torch
     "keptset_trainer": LIBS,
     "keptset": LIBS,
 }
@@ -39,13 +45,14 @@ ALLOWED_OURS = {
 FEW_THIRD_PARTIES = {
     "kept_tokens": {"numpy", "msgspec"},
     "kept_loss": {"torch", "triton", "jaxtyping"},
+    "keptset_guards": set(),
     "keptset_settings": {"pydantic", "pydantic_settings", "pydantic_core", "tomli_w"},
 }
 """What somebody else's project would install with them."""
 
 DISTRIBUTIONS = {"prometheus_client": "prometheus-client", "pydantic_settings": "pydantic-settings"}
 DISTRIBUTIONS |= {"kept_tokens": "kept-tokens", "kept_loss": "kept-loss", "tomli_w": "tomli-w"}
-DISTRIBUTIONS |= {"keptset_settings": "keptset-settings"}
+DISTRIBUTIONS |= {"keptset_settings": "keptset-settings", "keptset_guards": "keptset-guards"}
 COMES_WITH = {
     "pydantic": "pydantic-settings",
     "pydantic_core": "pydantic-settings",

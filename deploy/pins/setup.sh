@@ -15,7 +15,7 @@ command -v cc >/dev/null || command -v gcc >/dev/null || missing "a C compiler" 
 [ "$(uname -s)/$(uname -m)" = Linux/x86_64 ] || { echo "setup: the pins are for Linux on x86-64, this is $(uname -s)/$(uname -m)" >&2; exit 1; }
 
 # The distributions of this repository are installed editable: only their metadata can go stale.
-distributions=(libs/kept_tokens libs/kept_loss libs/settings services/inference services/orchestrator services/trainer deploy/local)
+distributions=(libs/kept_tokens libs/kept_loss libs/guards libs/settings services/inference services/orchestrator services/trainer deploy/local)
 stamp=.venv/installed
 state=$({ echo "$profile $PWD"; "$python" --version; cat "$pins" "${distributions[@]/%//pyproject.toml}"; } | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$state" ]; then exit 0; fi

@@ -51,6 +51,7 @@ class FakeInference(Served):
         self.weight_version: int | None = None
         self.healthy = True
         self.api_key: str | None = None
+        self.token: str | None = None
         self.faults: list[Fault] = []
         self.weights_faults: list[Fault] = []
         self.says: Callable[[list[int], int], list[int]] | None = None
@@ -89,6 +90,8 @@ class FakeInference(Served):
 
         @app.post("/keptset/v1/weights")
         async def weights(request: Request) -> Response:
+            if self.token is not None and request.headers.get("authorization") != f"Bearer {self.token}":
+                return _error(401, "no token")
             version = (await request.json())["version"]
             if self.weights_faults:
                 return await _misbehave(self.weights_faults.pop(0))

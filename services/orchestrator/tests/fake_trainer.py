@@ -42,6 +42,7 @@ class FakeTrainer(Served):
         self.row_tokens = 256
         self.unsafe = False
         self.full_scores: bool | None = False
+        self.token: str | None = None
         self.batches: dict[int, TrainingBatch] = {}
         self.hold_from = math.inf
         self.healthy = True
@@ -58,6 +59,12 @@ class FakeTrainer(Served):
 
     def _app(self) -> FastAPI:
         app = FastAPI()
+
+        @app.middleware("http")
+        async def locked(request: Request, go_on: Any) -> Response:
+            shown = request.headers.get("authorization")
+            wrong = self.token is not None and shown != f"Bearer {self.token}"
+            return _error(401) if wrong and request.url.path != "/health" else await go_on(request)
 
         @app.get("/health")
         async def health() -> Response:

@@ -22,7 +22,7 @@ def second(drive: Drive) -> Iterator[FakeInference]:
     server.kill()
 
 
-@pytest.mark.parametrize("fault", [500, 503, "reset"])
+@pytest.mark.parametrize("fault", [429, 500, 503, "reset"])
 async def test_failed_attempt_is_repeated_and_counted(
     fault: str | int, drive: Drive, inference: FakeInference, trainer: FakeTrainer
 ):

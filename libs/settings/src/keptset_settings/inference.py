@@ -24,6 +24,22 @@ class InferenceSettings(Table):
     api_key: SecretStr | None = None
     """If set, every route but /health wants `Authorization: Bearer <key>`."""
 
+    internal_token: SecretStr | None = None
+    """If set, /metrics and what loads weights want it as a bearer token, in place of the API key."""
+
+    open_metrics: bool = False
+    """Let everybody who reaches the port read /metrics."""
+
+    max_body_bytes: int = Field(default=32 << 20, ge=1)
+    """The largest body of a request; more is answered with 413."""
+
+    max_concurrent_requests: int = Field(default=1024, ge=1)
+    """Requests in work at a time; more are answered with 429 and Retry-After; not for /health and
+    weights."""
+
+    max_requests_per_second: float | None = Field(default=None, gt=0)
+    """Requests of one client address, with a burst of one second's; more: 429. Unset: any."""
+
     weights_dir: Path | None = None
     """Root of the published weights: version n is the directory v{n:06d} under it. Unset: no updates."""
 

@@ -53,6 +53,13 @@ class OrchestratorSettings(Table):
     inference_api_key: SecretStr | None = None
     """Sent to the inference servers as a bearer token."""
 
+    internal_token: SecretStr | None = None
+    """Sent to the trainer, and to what loads weights; its own routes but /health want it too. A run takes
+    inference.internal_token."""
+
+    open_metrics: bool = False
+    """Let everybody who reaches the port read /metrics."""
+
     trainer_url: BaseUrl | None = None
     """Base URL of the trainer. A run fills in its own."""
 

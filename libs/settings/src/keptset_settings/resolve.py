@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from .engine_arguments import check_engine_arguments
 from .errors import Problem, SettingsError, SettingsWarning
 from .inference import InferenceSettings
+from .internal_token import share_internal_token
 from .orchestrator import OrchestratorSettings
 from .run import RunSettings
 from .sampling import limits
@@ -121,6 +122,7 @@ def _fill_in(run: RunSettings, findings: Findings) -> None:
         trainer_url=reachable(run.trainer.host, run.trainer.port),
         inference_api_key=run.inference.api_key,
     )
+    findings.problems += share_internal_token(run)
     if run.inference.api_key is not None and run.orchestrator.inference_api_key != run.inference.api_key:
         why = "differs from [inference] api_key, so every rollout would be refused; leave one of them out"
         findings.problems.append(Problem(("orchestrator", "inference_api_key"), why))

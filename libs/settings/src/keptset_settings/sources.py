@@ -17,6 +17,7 @@ from .errors import Path, Problem, SettingsError
 from .explain import known_keys, unknown_key
 from .run import RunSettings
 from .schema import MISSING, annotation_at, child, is_open, is_structured
+from .secret_files import read_secret_files, secret_file_variables
 from .toml import DELIMITER, PREFIX
 
 Tree = dict[str, Any]
@@ -132,20 +133,27 @@ def read_environment() -> Tree:
                 problems.append(Problem(path, f"must be JSON: {error}", origin=name))
     if problems:
         raise SettingsError(problems)
-    known: Tree = EnvSettingsSource(
+    source = EnvSettingsSource(
         _RunFromEnvironment,
         case_sensitive=False,
         env_prefix=PREFIX,
         env_nested_delimiter=DELIMITER,
         env_ignore_empty=True,
-    )()
+    )
+    files = secret_file_variables()
+    source.env_vars = {name: text for name, text in source.env_vars.items() if name.upper() not in files}
+    known: Tree = source()
     tree: Tree = _parse_open({**known, **unknown}, ())
+    for secret, text in read_secret_files(os.environ).items():
+        _assign(tree, secret, text)
     return tree
 
 
 def environment_names() -> list[str]:
     """The variables that are meant for us."""
-    return sorted(name for name, text in os.environ.items() if text and _is_ours(name.upper(), text))
+    files = secret_file_variables()
+    ours = (name for name, text in os.environ.items() if text and _is_ours(name.upper(), text))
+    return sorted(name for name in ours if name.upper() not in files)
 
 
 def parse_value(text: str) -> Any:

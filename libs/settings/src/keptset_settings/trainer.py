@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from .base import OFF, Table, require_band
 
@@ -93,6 +93,18 @@ class TrainerSettings(Table):
 
     port: int = Field(default=8001, ge=0, le=65535)
     """Port of the ingest API; 0 lets `keptset run` choose a free one."""
+
+    internal_token: SecretStr | None = None
+    """If set, every route but /health wants it as a bearer token. A run takes inference.internal_token."""
+
+    open_metrics: bool = False
+    """Let everybody who reaches the port read /metrics."""
+
+    max_concurrent_requests: int = Field(default=64, ge=1)
+    """Requests in work at a time; more are answered with 429 and Retry-After. /health is exempt."""
+
+    max_requests_per_second: float | None = Field(default=None, gt=0)
+    """Requests of one client address, with a burst of one second's; more: 429. Unset: any."""
 
     output_dir: Path | None = None
     """Where the spool, step results and checkpoints go. A run takes runs/<name>/trainer."""

@@ -1,48 +1,35 @@
-"""What every request passes before anything else looks at it: the API key, and whether the server may
+"""What every request passes before anything else looks at it: secrets, load, size, and whether the server may
 answer.
 """
 
-import hashlib
-import secrets
-
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from keptset_guards import AccessGuard, BodyGuard, LoadGuard, Secret, Turns
+from keptset_settings import InferenceSettings
 
 from .errors import RequestError
 from .state import ServerState
 
-OPEN_PATH = "/health"
-"""The only path that needs no key."""
+INTERNAL_PATHS = ("/keptset/v1/weights", "/metrics")
+"""What only the other services and Prometheus use."""
+EXEMPT_FROM_LOAD = ("/health", "/keptset/v1/weights")
+"""A server that is full is no less healthy, and new weights must not wait for room."""
 PATHS_WHEN_BROKEN = ("/health", "/metrics", "/keptset/v1/status")
 
 
-class ApiKeyGuard:
-    """Wants `Authorization: Bearer <key>` on every path but /health, known or unknown, HTTP or WebSocket."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        """`key` is compared by its hash, in constant time."""
-        self.app = app
-        self._digest = _digest(key)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        if scope["type"] == "lifespan" or _path(scope) == OPEN_PATH or self._right(Headers(scope=scope)):
-            await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": "API key missing or wrong"})
-        else:
-            error = RequestError(
-                "the API key is missing or wrong: send `Authorization: Bearer <inference.api_key>`",
-                401,
-                "unauthorized",
-            )
-            response = error.response()
-            response.headers["WWW-Authenticate"] = "Bearer"
-            await response(scope, receive, send)
-
-    def _right(self, headers: Headers) -> bool:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        return secrets.compare_digest(_digest(key.strip()), self._digest) and scheme.lower() == "bearer"
+def guarded(app: ASGIApp, state: ServerState, settings: InferenceSettings) -> ASGIApp:
+    """The application behind all guards; who shows no secret learns nothing of the others."""
+    stack: ASGIApp = BodyGuard(BrokenGuard(app, state), settings.max_body_bytes)
+    turns = Turns(settings.max_concurrent_requests, settings.max_requests_per_second)
+    stack = LoadGuard(stack, turns, EXEMPT_FROM_LOAD)
+    key, token = settings.api_key, settings.internal_token
+    return AccessGuard(
+        stack,
+        None if key is None else Secret("inference.api_key", key.get_secret_value()),
+        None if token is None else Secret("inference.internal_token", token.get_secret_value()),
+        INTERNAL_PATHS,
+        ("/health", "/metrics") if settings.open_metrics else ("/health",),
+    )
 
 
 class BrokenGuard:
@@ -66,8 +53,4 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-__all__ = ["ApiKeyGuard", "BrokenGuard"]
+__all__ = ["BrokenGuard", "guarded"]

@@ -4,7 +4,6 @@ import socket
 from argparse import Namespace
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -25,7 +24,7 @@ from .capture_choice import Choice, Kind
 from .engine import running_engine
 from .errors import StartError
 from .generate import route as generate_route
-from .guards import ApiKeyGuard, BrokenGuard
+from .guards import guarded
 from .state import EngineFacts, ServerState
 from .weights import route as weights_route
 from .weights.running_model import RunningModel, running_model
@@ -113,10 +112,7 @@ async def build(
     )
     put_in_front(app)
     # vLLM's app has built its stack already, and what guards every route belongs outside of all of it.
-    stack: ASGIApp = BrokenGuard(app.middleware_stack or app.build_middleware_stack(), state)
-    if settings.api_key is not None:
-        stack = ApiKeyGuard(stack, settings.api_key.get_secret_value())
-    app.middleware_stack = stack
+    app.middleware_stack = guarded(app.middleware_stack or app.build_middleware_stack(), state, settings)
     return app
 
 

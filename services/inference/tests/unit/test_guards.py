@@ -1,26 +1,19 @@
-"""The API key, and a server that may not answer any more."""
+"""Which secret opens what, and a server that may not answer any more."""
 
 import httpx
 import pytest
-from fastapi import FastAPI, WebSocket
-from starlette.testclient import TestClient
-from starlette.websockets import WebSocketDisconnect
+from fastapi import FastAPI
 
-from keptset_inference.guards import ApiKeyGuard, BrokenGuard
+from keptset_inference import guards
+from keptset_inference.guards import BrokenGuard
 from keptset_inference.state import ServerState
+from keptset_settings import InferenceSettings
 
 from .facts import facts
-
-KEY = "a-kéy"
 
 
 def app() -> FastAPI:
     inner = FastAPI()
-
-    @inner.websocket("/v1/realtime")
-    async def talk(socket: WebSocket) -> None:
-        await socket.accept()
-        await socket.close()
 
     @inner.api_route("/{path:path}", methods=["GET", "POST", "OPTIONS", "HEAD"])
     async def anything(path: str) -> str:
@@ -36,63 +29,57 @@ async def ask(guarded, method: str, path: str, authorization: str | bytes | None
         return await client.request(method, path, headers=headers)
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD"])
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/",
-        "/v1/models",
-        "/keptset/v1/status",
-        "/metrics",
-        "/docs",
-        "/openapi.json",
-        "/nothing",
-        "/healthy",
-        "/health/",
-        "//health",
-        "/HEALTH",
-    ],
-)
-async def test_without_the_key_nothing_answers(method, path):
-    answer = await ask(ApiKeyGuard(app(), KEY), method, path)
-    assert answer.status_code == 401
-    assert answer.headers["WWW-Authenticate"] == "Bearer"
-    if method != "HEAD":
-        assert "Bearer" in answer.json()["error"]["message"]
-        assert answer.json()["error"]["code"] == "unauthorized"
+def settings(**values) -> InferenceSettings:
+    return InferenceSettings(model="m", **values)
 
 
-@pytest.mark.parametrize(
-    "authorization",
-    [
-        b"",
-        b"Bearer",
-        b"Bearer ",
-        b"Bearer wrong",
-        b"Basic a-k\xc3\xa9y",
-        b"a-k\xc3\xa9y",
-        b"Bearer a-k\xc3\xa9",
-        b"\xff\xfe",
-    ],
-)
-async def test_a_wrong_key_is_no_key(authorization):
-    assert (await ask(ApiKeyGuard(app(), KEY), "GET", "/v1/models", authorization)).status_code == 401
+def bearer(text: str) -> str:
+    return f"Bearer {text}"
 
 
-async def test_the_key_opens_and_health_needs_none():
-    guarded = ApiKeyGuard(app(), "plain-key")
-    assert (await ask(guarded, "GET", "/v1/models", b"Bearer plain-key")).status_code == 200
-    assert (await ask(guarded, "GET", "/v1/models", b"bearer  plain-key ")).status_code == 200
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/keptset/v1/status", "/docs", "/nothing", "/health/"])
+async def test_the_key_opens_what_is_public_and_the_token_does_not(path):
+    guarded = guards.guarded(app(), ServerState(facts()), settings(api_key="key", internal_token="token"))
+    assert (await ask(guarded, "GET", path)).status_code == 401
+    assert (await ask(guarded, "GET", path, bearer("token"))).status_code == 401
+    assert (await ask(guarded, "GET", path, bearer("key"))).status_code == 200
     assert (await ask(guarded, "GET", "/health")).status_code == 200
 
 
-def test_a_websocket_without_the_key_is_closed_before_it_opens():
-    stranger = TestClient(ApiKeyGuard(app(), KEY))
-    with pytest.raises(WebSocketDisconnect), stranger.websocket_connect("/v1/realtime"):
-        pass
-    friend = TestClient(ApiKeyGuard(app(), "key"), headers={"Authorization": "Bearer key"})
-    with friend.websocket_connect("/v1/realtime"):
-        pass
+@pytest.mark.parametrize("path", ["/keptset/v1/weights", "/keptset/v1/weights/", "/metrics", "/metrics/x"])
+async def test_the_token_opens_what_is_internal_and_the_key_does_not(path):
+    guarded = guards.guarded(app(), ServerState(facts()), settings(api_key="key", internal_token="token"))
+    assert (await ask(guarded, "POST", path)).status_code == 401
+    assert (await ask(guarded, "POST", path, bearer("key"))).status_code == 401
+    assert (await ask(guarded, "POST", path, bearer("token"))).status_code == 200
+
+
+async def test_without_a_token_the_key_stands_for_it():
+    guarded = guards.guarded(app(), ServerState(facts()), settings(api_key="key"))
+    assert (await ask(guarded, "POST", "/keptset/v1/weights")).status_code == 401
+    assert (await ask(guarded, "POST", "/keptset/v1/weights", bearer("key"))).status_code == 200
+
+
+async def test_a_token_alone_leaves_the_public_routes_open():
+    guarded = guards.guarded(app(), ServerState(facts()), settings(internal_token="token"))
+    assert (await ask(guarded, "POST", "/inference/v1/generate")).status_code == 200
+    assert (await ask(guarded, "GET", "/metrics")).status_code == 401
+
+
+async def test_metrics_can_be_opened_and_nothing_else_is():
+    secrets = {"api_key": "key", "internal_token": "token", "open_metrics": True}
+    guarded = guards.guarded(app(), ServerState(facts()), settings(**secrets))
+    assert (await ask(guarded, "GET", "/metrics")).status_code == 200
+    assert (await ask(guarded, "GET", "/metrics/x")).status_code == 401
+    assert (await ask(guarded, "POST", "/keptset/v1/weights")).status_code == 401
+
+
+async def test_a_body_over_the_limit_is_refused():
+    guarded = guards.guarded(app(), ServerState(facts()), settings(max_body_bytes=100))
+    transport = httpx.ASGITransport(app=guarded)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        assert (await client.post("/inference/v1/generate", content=b"x" * 101)).status_code == 413
+        assert (await client.post("/inference/v1/generate", content=b"x" * 100)).status_code == 200
 
 
 async def test_a_broken_server_answers_only_that_it_is_broken():

@@ -9,6 +9,7 @@ from keptset_settings import OrchestratorSettings, load_service
 
 from .app import make_app, serving
 from .errors import OrchestratorError
+from .guards import guarded
 from .progress import Progress
 from .run import run
 
@@ -51,7 +52,7 @@ async def drive(settings: OrchestratorSettings) -> int:
     progress = Progress(steps=settings.steps)
     loop = asyncio.get_running_loop()
     received: list[int] = []
-    async with serving(make_app(progress), settings.host, settings.port) as port:
+    async with serving(guarded(make_app(progress), settings), settings.host, settings.port) as port:
         log.info("status on http://%s:%d/keptset/v1/status", settings.host, port)
         task = asyncio.create_task(run(settings, progress))
 

@@ -13,6 +13,8 @@ from fastapi import FastAPI, Response
 from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from keptset_guards.asgi import App
+
 from .progress import Progress
 
 
@@ -78,7 +80,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: FastAPI, host: str, port: int) -> AsyncIterator[int]:
+async def serving(app: App, host: str, port: int) -> AsyncIterator[int]:
     """Serve while the body runs; yields the port (of 0, the one that was found).
 
     Raises:

@@ -11,7 +11,7 @@ from kept_tokens.answers import GenerateAnswer
 from kept_tokens.messages import decode
 
 from .errors import AnswerError, PeerMismatchError, PeerUnavailableError
-from .peers import HEALTH_SECONDS, Peer, TransientError
+from .peers import HEALTH_SECONDS, Peer, TransientError, bearer
 
 MSGPACK = "application/msgpack"
 
@@ -45,9 +45,11 @@ class InferenceStatus(msgspec.Struct):
 class InferenceServer(Peer):
     """One inference server; counts its requests in flight and remembers whether it was lost."""
 
-    def __init__(self, url: str, client: httpx.AsyncClient, api_key: str | None = None) -> None:
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        super().__init__("inference server", url, client, headers)
+    def __init__(
+        self, url: str, client: httpx.AsyncClient, api_key: str | None = None, token: str | None = None
+    ) -> None:
+        super().__init__("inference server", url, client, bearer(api_key))
+        self._internal = bearer(token)
         self.in_flight = 0
         self.lost = False
 
@@ -110,6 +112,7 @@ class InferenceServer(Peer):
                     seconds=max(0.05, deadline - time.monotonic()),
                     what=f"load weights version {version}",
                     json={"version": version},
+                    headers=self._internal,
                 )
                 return
             except TransientError as error:

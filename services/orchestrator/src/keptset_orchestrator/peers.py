@@ -14,17 +14,23 @@ HEALTH_SECONDS = 5.0
 """One question for health or status; a server that needs longer is not well."""
 
 
+MOST_PAUSE_SECONDS = 60.0
+"""However long a peer asks to wait."""
+
+
 class TransientError(Exception):
-    """An attempt failed in a way that another attempt may not: no connection, a time-out, a 5xx.
+    """An attempt failed in a way that another attempt may not: no connection, a time-out, a 5xx, a 429.
 
     Attributes:
         lost: the peer itself may be gone (no connection, 503), so ask for its health before the next attempt.
+        pause: seconds that the peer asks to wait before the next attempt (429 with Retry-After).
     """
 
-    def __init__(self, text: str, *, lost: bool) -> None:
+    def __init__(self, text: str, *, lost: bool, pause: float = 0.0) -> None:
         """`text` names the peer and the request."""
         super().__init__(text)
         self.lost = lost
+        self.pause = pause
 
 
 class Peer:
@@ -68,8 +74,8 @@ class Peer:
             **content: `json=` or `content=`, as httpx takes them.
 
         Raises:
-            TransientError: no connection, a time-out or a 5xx.
-            PeerRefusedError: a 4xx, with the peer's own words.
+            TransientError: no connection, a time-out, a 5xx or a 429.
+            PeerRefusedError: another 4xx, with the peer's own words.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -89,6 +95,10 @@ class Peer:
         if status < 400 or status in also:
             return response
         text = f"{self.name}: {what}: {status} {error_text(response)}"
+        if status == 429:  # the one 4xx that is about the moment, not about the request
+            asked = response.headers.get("retry-after", "")
+            pause = min(MOST_PAUSE_SECONDS, float(asked)) if asked.isdecimal() else 1.0
+            raise TransientError(text, lost=False, pause=pause)
         if status < 500:
             raise PeerRefusedError(text)
         raise TransientError(text, lost=status == 503)
@@ -115,6 +125,11 @@ class Peer:
                     ) from error
             await asyncio.sleep(min(pause, left))
             pause = min(2 * pause, 1.0)
+
+
+def bearer(secret: str | None) -> dict[str, str]:
+    """The header that shows a secret, if there is one."""
+    return {} if secret is None else {"Authorization": f"Bearer {secret}"}
 
 
 def error_text(response: httpx.Response) -> str:

@@ -162,15 +162,16 @@ class RolloutCollector:
         """
         slots = self._slots.setdefault(at, asyncio.Semaphore(self.concurrency))
         async with slots:
+            pause = 0.0
             for number in range(1, self.attempts + 1):
                 if number > 1:
-                    await asyncio.sleep(min(10.0, self.backoff * 2 ** (number - 2)))
+                    await asyncio.sleep(max(pause, min(10.0, self.backoff * 2 ** (number - 2))))
                 self.counts.total += 1
                 try:
                     return await attempt(number)
                 except TransientError as error:
                     self.counts.failed += 1
-                    failure = str(error)
+                    failure, pause = str(error), error.pause
         raise RolloutFailedError(
             f"{what}: {self.attempts} attempts failed (request_attempts); the last: {failure}"
         )

@@ -50,7 +50,10 @@ async def run(settings: OrchestratorSettings, progress: Progress) -> None:
     assert settings.tokenizer is not None
     tokenizer = await asyncio.to_thread(ChatTokenizer, settings.tokenizer)
     output_dir.mkdir(parents=True, exist_ok=True)
-    key = settings.inference_api_key
+    key, token = (
+        None if secret is None else secret.get_secret_value()
+        for secret in (settings.inference_api_key, settings.internal_token)
+    )
     # No proxy stands between the services, whatever the environment says. Time-outs are around whole calls.
     # Idle connections are dropped before uvicorn does so (5 s), lest a request meets one that closes.
     limits = httpx.Limits(
@@ -63,11 +66,8 @@ async def run(settings: OrchestratorSettings, progress: Progress) -> None:
         url.startswith("https:") for url in (trainer_url, *settings.inference_urls, *foreign_urls(settings))
     )
     async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False, verify=https) as client:
-        trainer = Trainer(trainer_url, client)
-        servers = [
-            InferenceServer(url, client, None if key is None else key.get_secret_value())
-            for url in settings.inference_urls
-        ]
+        trainer = Trainer(trainer_url, client, token)
+        servers = [InferenceServer(url, client, key, token) for url in settings.inference_urls]
         build_sources(settings, 1, client)  # what is wrong with them shows before anybody is waited for
         await together(peer.wait_healthy(settings.startup_timeout) for peer in (trainer, *servers))
         status = await trainer.status(seconds=settings.startup_timeout)

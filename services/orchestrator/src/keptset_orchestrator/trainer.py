@@ -11,7 +11,7 @@ import msgspec
 from kept_tokens.messages import StepResult, decode
 
 from .errors import OrchestratorError, PeerMismatchError, PeerUnavailableError
-from .peers import HEALTH_SECONDS, Peer, TransientError, error_text
+from .peers import HEALTH_SECONDS, Peer, TransientError, bearer, error_text
 
 T = TypeVar("T")
 
@@ -53,8 +53,8 @@ class OtherBatchError(OrchestratorError):
 class Trainer(Peer):
     """The trainer."""
 
-    def __init__(self, url: str, client: httpx.AsyncClient) -> None:
-        super().__init__("trainer", url, client)
+    def __init__(self, url: str, client: httpx.AsyncClient, token: str | None = None) -> None:
+        super().__init__("trainer", url, client, bearer(token))
 
     async def status(self, *, seconds: float) -> TrainerStatus:
         """What it says of itself; asked again while it cannot be reached, for `seconds` at most.
@@ -164,7 +164,8 @@ class Trainer(Peer):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise PeerUnavailableError(f"{error} (asked again for {seconds:g} s)") from error
-            await asyncio.sleep(min(pause, left))
+                asked = error.pause
+            await asyncio.sleep(min(max(pause, asked), left))
             pause = min(2 * pause, 2.0)
 
 

@@ -15,6 +15,7 @@ from .app import build_app
 from .child import TrainingLoop, visible_gpus
 from .durable import sweep, write_file
 from .folders import Folders
+from .guards import guarded
 from .resume import where_to_start
 from .spool import Spool
 
@@ -59,7 +60,7 @@ def serve(argv: list[str]) -> int:
     )
     server = IngestServer(
         uvicorn.Config(
-            app,
+            guarded(app, settings),
             host=settings.host,
             port=settings.port,
             log_level="warning",

@@ -1,0 +1,49 @@
+"""The internal token, and who may come in without it."""
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from keptset_settings import TrainerSettings
+from keptset_trainer.guards import guarded
+
+
+def app() -> FastAPI:
+    inner = FastAPI()
+
+    @inner.api_route("/{path:path}", methods=["GET", "PUT"])
+    async def anything(path: str) -> str:
+        return "inside"
+
+    return inner
+
+
+def client_of(**settings) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=guarded(app(), TrainerSettings(**settings)))
+    return httpx.AsyncClient(transport=transport, base_url="http://trainer")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", "/keptset/v1/steps/1"), ("GET", "/keptset/v1/status"), ("GET", "/metrics")]
+)
+async def test_with_a_token_every_route_but_health_wants_it(method, path):
+    async with client_of(internal_token="token") as client:
+        refused = await client.request(method, path)
+        assert refused.status_code == 401
+        assert "trainer.internal_token" in refused.json()["error"]["message"]
+        headers = {"Authorization": "Bearer token"}
+        assert (await client.request(method, path, headers=headers)).status_code == 200
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_metrics_can_be_opened_and_nothing_else_is():
+    async with client_of(internal_token="token", open_metrics=True) as client:
+        assert (await client.get("/metrics")).status_code == 200
+        assert (await client.put("/keptset/v1/steps/1")).status_code == 401
+
+
+async def test_without_a_token_all_is_open_and_rates_still_count():
+    async with client_of(max_requests_per_second=1) as client:
+        assert (await client.get("/keptset/v1/status")).status_code == 200
+        assert (await client.get("/keptset/v1/status")).status_code == 429
+        assert (await client.get("/health")).status_code == 200
