@@ -8,7 +8,7 @@ export TRANSFORMERS_OFFLINE ?= 1
 # Without byte code every process compiles vLLM and torch anew: 40 s of CPU at each start instead of 18.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo compare test test-fast lint pins clean
+.PHONY: help setup demo compare test test-fast test-deploy lint pins clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -27,6 +27,9 @@ test: setup lint  ## everything, the real engine and the real processes included
 
 test-fast: setup  ## what needs no engine
 	@$(BIN)/pytest -n $(TEST_PROCESSES) -m "not engine and not e2e"
+
+test-deploy: setup  ## build the images and run them with compose, in a Docker engine of its own if none runs
+	@$(BIN)/pytest deploy/docker/tests -m containers
 
 lint: setup     ## ruff, types of the libs, pins up to date
 	@$(BIN)/ruff check

@@ -17,6 +17,15 @@ def sections() -> dict[str, list[str]]:
     return SECTIONS
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What needs a container engine runs only when it is asked for by name (`make test-deploy`)."""
+    if "containers" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("containers")]
+        items[:] = [item for item in items if not item.get_closest_marker("containers")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """A file stays in one process, and so do all that share engines, which take 3 GB each.

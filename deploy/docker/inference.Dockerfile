@@ -1,0 +1,57 @@
+# vLLM that answers with the kept set of every sampled token.
+# From the repository's root: docker build -f deploy/docker/inference.Dockerfile -t keptset-inference .
+# deploy/docker/README.md has the build arguments.
+ARG BASE=python:3.11.13-slim-bookworm
+
+FROM ${BASE} AS build
+ARG PROFILE=cpu
+# Where pip looks; these reach the build stage only.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_TRUSTED_HOST
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+WORKDIR /source
+COPY deploy/docker/install.sh deploy/docker/compile.sh /usr/local/bin/
+COPY deploy/pins/${PROFILE}/inference.txt pins.txt
+RUN install.sh third-party "$PROFILE" pins.txt
+COPY libs/kept_tokens libs/kept_tokens
+COPY libs/guards libs/guards
+COPY libs/settings libs/settings
+COPY services/inference services/inference
+RUN install.sh ours pins.txt libs/kept_tokens libs/guards libs/settings services/inference
+RUN compile.sh
+
+FROM ${BASE}
+ARG PROFILE=cpu
+RUN apt-get update -qq \
+ && apt-get install -y -qq --no-install-recommends tini libnuma1 \
+ && if [ "$PROFILE" = cuda ]; then apt-get install -y -qq --no-install-recommends gcc libc6-dev; fi \
+ && rm -rf /var/lib/apt/lists/* \
+ && groupadd --gid 10001 keptset \
+ && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin keptset \
+ && for name in models weights runs trainer secrets; do \
+      install -d -o keptset -g keptset -m 0750 /var/lib/keptset/$name; done
+COPY --from=build /opt/keptset /opt/keptset
+COPY deploy/docker/health.py /opt/keptset/
+ENV PATH=/opt/keptset/bin:$PATH \
+    HOME=/tmp \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    KEPTSET_INFERENCE__HOST=0.0.0.0
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=5s --start-period=600s --retries=6 \
+  CMD ["python", "-I", "-S", "/opt/keptset/health.py", "inference", "8000"]
+ENTRYPOINT ["tini", "--", "keptset-inference"]
+# Last, so that a new revision keeps all layers.
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="keptset-inference" \
+      org.opencontainers.image.description="vLLM that answers with the kept set of every sampled token." \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      keptset.profile="$PROFILE"
