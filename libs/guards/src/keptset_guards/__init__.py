@@ -3,5 +3,6 @@
 from .access import AccessGuard, Secret
 from .body import BodyGuard
 from .load import LoadGuard, Turns
+from .texts import without_paths
 
-__all__ = ["AccessGuard", "BodyGuard", "LoadGuard", "Secret", "Turns"]
+__all__ = ["AccessGuard", "BodyGuard", "LoadGuard", "Secret", "Turns", "without_paths"]

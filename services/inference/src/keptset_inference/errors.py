@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 from fastapi import Response
 
+from keptset_guards import without_paths
+
 
 class StartError(ValueError):
     """The server cannot start, or not go on; the text names the field, the value and the way out."""
@@ -29,7 +31,9 @@ class RequestError(ValueError):
 
     def body(self) -> dict[str, Any]:
         """`{"error": {"message", "type", "code"}}`."""
-        return {"error": {"message": str(self), "type": error_type(self.status), "code": self.code}}
+        return {
+            "error": {"message": without_paths(str(self)), "type": error_type(self.status), "code": self.code}
+        }
 
     def response(self) -> Response:
         """As an HTTP answer."""

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from kept_tokens import KeptTokensError
 from kept_tokens.messages import StepResult, TrainingBatch, check_batch, decode, encode
+from keptset_guards import without_paths
 
 from . import __version__
 from .child import TrainingLoop
@@ -36,7 +37,7 @@ class Refusal(Exception):
     def __init__(self, code: int, kind: str, message: str, **told: Any) -> None:
         super().__init__(message)
         self.code = code
-        self.body = {"error": {"message": message, "type": kind, "code": code}, **told}
+        self.body = {"error": {"message": without_paths(message), "type": kind, "code": code}, **told}
 
 
 def build_app(
