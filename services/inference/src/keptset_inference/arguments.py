@@ -76,6 +76,7 @@ def _defaults() -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "shutdown_timeout": DRAIN_SECONDS,
+        "load_format": "safetensors",  # other formats may be pickles; whoever needs one names it
     }
     if current_platform.is_cpu():
         defaults["enforce_eager"] = True

@@ -36,6 +36,7 @@ def prepare_environment(
         StartError: a variable that we cannot serve with is set.
     """
     _refuse_developer_mode(environ)
+    _refuse_pickles(environ)
     _refuse_other_key(settings, environ)
     defaults = dict(DEFAULTS)
     choice = choose_capture(settings, environ)
@@ -55,6 +56,15 @@ def _refuse_developer_mode(environ: MutableMapping[str, str]) -> None:
         raise StartError(
             f"VLLM_SERVER_DEV_MODE={value} would open vLLM's developer routes (remote calls into the "
             "workers) to everybody who reaches the port: unset it"
+        )
+
+
+def _refuse_pickles(environ: MutableMapping[str, str]) -> None:
+    value = environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION", "")
+    if value not in ("", "0"):
+        raise StartError(
+            f"VLLM_ALLOW_INSECURE_SERIALIZATION={value} would let vLLM's processes send each other pickles, "
+            "which run code where they are read: unset it"
         )
 
 

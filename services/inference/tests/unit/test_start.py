@@ -92,6 +92,7 @@ def test_a_server_needs_a_model():
     ("environment", "says"),
     [
         ({"VLLM_SERVER_DEV_MODE": "1"}, "unset it"),
+        ({"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}, "unset it"),
         ({"VLLM_API_KEY": "k"}, "inference.api_key"),
         ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, "unset it"),
     ],
