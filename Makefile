@@ -8,7 +8,7 @@ export TRANSFORMERS_OFFLINE ?= 1
 # Without byte code every process compiles vLLM and torch anew: 40 s of CPU at each start instead of 18.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo compare test test-fast test-deploy lint pins clean
+.PHONY: help setup demo compare test test-fast test-deploy fuzz lint pins clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -30,6 +30,10 @@ test-fast: setup  ## what needs no engine
 
 test-deploy: setup  ## build the images and run them with compose, in a Docker engine of its own if none runs
 	@$(BIN)/pytest deploy -m containers
+	@KEPTSET_FUZZ_REQUESTS=500 $(BIN)/pytest tests/fuzz -m fuzz
+
+fuzz: setup     ## 10,000 good and bad requests and many made up ones to real services, and their memory
+	@$(BIN)/pytest tests/fuzz -m fuzz
 
 lint: setup     ## ruff, types of the libs, pins up to date
 	@$(BIN)/ruff check

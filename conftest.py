@@ -17,13 +17,17 @@ def sections() -> dict[str, list[str]]:
     return SECTIONS
 
 
+BY_NAME = ("containers", "fuzz")
+"""Markers of tests that run only when they are asked for (`make test-deploy`, `make fuzz`)."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs a container engine runs only when it is asked for by name (`make test-deploy`)."""
-    if "containers" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("containers")]
-        items[:] = [item for item in items if not item.get_closest_marker("containers")]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
+    """Leave out what was not asked for by name."""
+    unasked = [name for name in BY_NAME if name not in config.option.markexpr]
+    left_out = [item for item in items if any(item.get_closest_marker(name) for name in unasked)]
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -81,16 +81,6 @@ class Started:
         self.wait_until(lambda: not self.living(), 60, "everything to end")
 
 
-@pytest.fixture(scope="session")
-def demo_model() -> Path:
-    """The model of `make demo`, from its cache or made there."""
-    directory = ROOT / "runs" / "models" / "reverse-text-4-12-seed0"
-    command = [sys.executable, "-m", "keptset_trainer", "warm-start", "--directory", str(directory)]
-    if not (directory / "recipe.json").exists():
-        subprocess.run(command, check=True, timeout=280)
-    return directory
-
-
 @pytest.fixture
 def started(tmp_path: Path, demo_model: Path) -> Iterator[Started]:
     """Starts processes; whatever a failed test leaves is killed."""

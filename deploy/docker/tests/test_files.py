@@ -1,9 +1,12 @@
 """What the compose files promise, read from the files."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+
+from keptset_settings import load_service
 
 ROOT = Path(__file__).parents[3]
 PROJECT = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -63,3 +66,22 @@ def test_dockerfiles_start_from_one_pinned_base(service):
     assert text.count("FROM ") == 2
     assert text.rindex("USER 10001:10001") > text.rindex("FROM ")
     assert "latest" not in text
+
+
+@pytest.mark.parametrize("service", ["inference", "trainer", "orchestrator"])
+def test_settings_are_those_that_the_services_take(service, tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("secret")
+    for name, text in PROJECT["services"][service]["environment"].items():
+        if name.startswith("KEPTSET_"):
+            value = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
+            monkeypatch.setenv(name, str(tmp_path / "secret") if name.endswith("_FILE") else value)
+    settings = load_service(service, ["--config", str(ROOT / "deploy" / "local" / "reverse-text.toml")])
+    assert settings.internal_token.get_secret_value() == "secret"
+    expected = {
+        "inference": {"model": "/var/lib/keptset/models/warm-start", "port": 8000, "weights_dir": "weights"},
+        "trainer": {"model": "/var/lib/keptset/models/warm-start", "port": 8001, "output_dir": "trainer"},
+        "orchestrator": {"trainer_url": "http://trainer:8001", "port": 8002, "output_dir": "runs/run"},
+    }
+    for name, value in expected[service].items():
+        place = Path("/var/lib/keptset") / str(value) if name.endswith("_dir") else value
+        assert getattr(settings, name) == place
