@@ -1,6 +1,5 @@
 """The images' base, made with debootstrap under a tag of its own where no registry is in reach."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -45,6 +44,7 @@ def make_base(client: docker.DockerClient, tools: Tools, scratch: Path) -> None:
     subprocess.run(["tar", "-C", root, "-cf", archive, "."], check=True, timeout=120)
     shutil.rmtree(root)
     repository, tag = OWN_BASE.split(":")
-    trust = f"ENV PIP_CERT={CERTIFICATES} SSL_CERT_FILE={CERTIFICATES} PATH={os.defpath}:/usr/sbin:/sbin"
-    client.api.import_image_from_file(str(archive), repository=repository, tag=tag, changes=[trust])
+    places = ":".join(f"{top}/{kind}" for top in ("/usr/local", "/usr", "") for kind in ("sbin", "bin"))
+    environment = f"ENV PIP_CERT={CERTIFICATES} SSL_CERT_FILE={CERTIFICATES} PATH={places}"
+    client.api.import_image_from_file(str(archive), repository=repository, tag=tag, changes=[environment])
     archive.unlink()

@@ -15,9 +15,7 @@ from kept_tokens.sample_checks import NO_EVIDENCE
 from keptset_settings import EndpointSettings
 
 from .errors import AnswerError
-from .peers import Peer, TransientError
-
-BUSY = 429
+from .peers import Peer
 
 
 class Endpoint(Peer):
@@ -50,7 +48,7 @@ class Endpoint(Peer):
 
         Raises:
             AnswerError: another finish_reason, no text, or no answer of that kind at all.
-            TransientError, PeerRefusedError: as `Peer.call`; 429 is transient.
+            TransientError, PeerRefusedError: as `Peer.call`.
         """
         body = {**parameters, "model": self.model, "messages": list(messages)}
         answer = await self._post("/chat/completions", body, _ChatAnswer, seconds, what)
@@ -77,7 +75,7 @@ class Endpoint(Peer):
 
         Raises:
             AnswerError: a token without a finite logprob; the text names the position.
-            TransientError, PeerRefusedError: as `Peer.call`; 429 is transient.
+            TransientError, PeerRefusedError: as `Peer.call`.
         """
         return await score_tokens(self, "/completions", self.model, token_ids, seconds=seconds, what=what)
 
@@ -123,9 +121,7 @@ async def score_tokens(
 async def _post(
     peer: Peer, path: str, body: dict[str, Any], kind: type[Any], seconds: float, what: str
 ) -> Any:
-    response = await peer.call("POST", path, seconds=seconds, what=what, json=body, also=(BUSY,))
-    if response.status_code == BUSY:
-        raise TransientError(f"{peer.name}: {what}: {BUSY}, too many requests", lost=False)
+    response = await peer.call("POST", path, seconds=seconds, what=what, json=body)
     try:
         return msgspec.json.decode(response.content, type=kind)
     except msgspec.MsgspecError as error:
