@@ -26,7 +26,7 @@ FROM ${BASE}
 ARG PROFILE=cpu
 RUN apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends tini \
- && rm -rf /var/lib/apt/lists/* \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt \
  && groupadd --gid 10001 keptset \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin keptset \
  && for name in models weights runs trainer secrets; do \

@@ -15,12 +15,14 @@ from keptset.ports import pick
 
 from .base_image import base_image
 from .compose_project import NAME, Project
-from .images import SERVICES, Built, build
+from .images import SERVICES, Built, build, built_before
 from .package_server import served_packages
 from .scratch_engine import Engine, NoEngine, Tools, fetch_tools, machine_engine, mounts_below
 
 KEPT = os.environ.get("KEPTSET_DOCKER_SCRATCH")
-"""A folder that keeps engine and images from one run to the next, for whoever works on these tests."""
+"""A folder that keeps engine and images from one run to the next, for whoever works on these tests.
+Images that are there are not built again, but for those of KEPTSET_DOCKER_REBUILD=trainer,inference."""
+REBUILD = os.environ.get("KEPTSET_DOCKER_REBUILD", "").split(",")
 STEPS = 3
 
 
@@ -77,7 +79,8 @@ def images(
     found = {}
     with served_packages() as arguments:
         for service in SERVICES:
-            found[service] = build(client, service, base, arguments)
+            there = built_before(client, service, base) if KEPT and service not in REBUILD else None
+            found[service] = there or build(client, service, base, arguments)
             built = found[service]
             report.append(f"{service}: {built.megabytes:.0f} MB above its base, {built.seconds:.0f} s")
     return found

@@ -46,5 +46,14 @@ def build(client: docker.DockerClient, service: str, base: str, arguments: dict[
         if "error" in event:
             last = "\n".join([line for line in lines if line][-LAST_LINES:])
             raise RuntimeError(f"the image of {service} cannot be built:\n{last}")
-    size = client.images.get(tag).attrs["Size"] - client.images.get(base).attrs["Size"]
-    return Built(service, tag, time.monotonic() - began, size / 1e6)
+    return Built(service, tag, time.monotonic() - began, _above(client, tag, base))
+
+
+def built_before(client: docker.DockerClient, service: str, base: str) -> Built | None:
+    """The image of an earlier run, if there is one."""
+    tag = f"keptset-{service}:{VERSION}"
+    return Built(service, tag, 0.0, _above(client, tag, base)) if client.images.list(name=tag) else None
+
+
+def _above(client: docker.DockerClient, tag: str, base: str) -> float:
+    return (client.images.get(tag).attrs["Size"] - client.images.get(base).attrs["Size"]) / 1e6

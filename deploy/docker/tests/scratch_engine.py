@@ -76,7 +76,8 @@ def fetch_tools(scratch: Path) -> Tools:
     if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
         if shutil.which("apt-get") is None:
             raise NoEngine(f"{', '.join(missing)} not installed, and this is no Debian")
-        _unpack(scratch)
+        if not (scratch / "root").exists():
+            _unpack(scratch)
     root = scratch / "root"
     before = {
         "PATH": f"{root}/usr/sbin:{root}/usr/bin",
