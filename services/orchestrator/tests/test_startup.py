@@ -66,10 +66,10 @@ async def test_one_unfit_server_among_others_is_named(drive: Drive, inference: F
 async def test_peer_that_is_not_healthy_in_time_is_named(
     who: str, drive: Drive, inference: FakeInference, trainer: FakeTrainer
 ):
-    drive.settings.startup_timeout = 0.3
+    drive.settings.startup_timeout = 2.0  # the other peer must answer in this time, on a busy machine too
     peer = {"inference": inference, "trainer": trainer}[who]
     peer.healthy = False
-    with pytest.raises(PeerUnavailableError, match=rf"{who}.* {peer.url} .* within 0.3 s; .*: 503"):
+    with pytest.raises(PeerUnavailableError, match=rf"{who}.* {peer.url} .* within 2 s; .*: 503"):
         await drive()
 
 

@@ -16,26 +16,25 @@ import os
 import statistics
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from qwen3_shape import TINY, Size, head_benchmark, lengths_of, samples_of
+from qwen3_shape import TINY, Size, lengths_of, samples_of
+from step_clock import matmul_rate, profiled
+from step_heads import heads
 from step_table import print_table
-from torch import Tensor
 
-from kept_loss import KeptLogprobs
 from keptset_settings import ClippedRatioLoss
 from keptset_trainer import attention
 from keptset_trainer.losses import loss_function
 from keptset_trainer.optimizer import adamw
-from keptset_trainer.packing import MicroBatch, pack
+from keptset_trainer.packing import pack
 from keptset_trainer.prepare import prepare
 from keptset_trainer.ranks import Ranks, join, leave
-from keptset_trainer.scorer import Head, kept_head
+from keptset_trainer.scorer import Head
 from keptset_trainer.train_step import train_step
 
 GiB = 2**30
@@ -55,65 +54,6 @@ class Case:
     batch_kernel: str = "cuDNN"
     varied: bool = False
     """Every step has sequences of other lengths."""
-
-
-def no_head(
-    hidden: Tensor, weight: Tensor, row: MicroBatch, softcap: float | None, entropy: Any, full: bool
-) -> KeptLogprobs:
-    """Something of the hidden states alone, for the time of everything but the head."""
-    values = hidden.float().mean(-1) * 1e-3
-    return KeptLogprobs(values, None, values.detach(), None, None)
-
-
-def cut_cross_entropy(
-    hidden: Tensor, weight: Tensor, row: MicroBatch, softcap: float | None, entropy: Any, full: bool
-) -> KeptLogprobs:
-    """cut-cross-entropy: logprobs over the vocabulary, no entropy."""
-    from cut_cross_entropy import linear_cross_entropy
-
-    values = -linear_cross_entropy(hidden, weight, row.labels, reduction="none").float()
-    return KeptLogprobs(values, None, values.detach(), None, None)
-
-
-def prime_rl(path: Path, chunk: int) -> Head:
-    """prime-rl's chunked head, with entropy, from its own file."""
-    head_benchmark().prime_rl(path, chunk)  # prepares what the file imports
-    import types
-
-    module = types.ModuleType("prime_rl_lm_head")
-    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
-
-    def head(
-        hidden: Tensor, weight: Tensor, row: MicroBatch, softcap: float | None, entropy: Any, full: bool
-    ) -> KeptLogprobs:
-        chunked = module._SequenceChunkedLogProbEntropyFn
-        values, entropies = chunked.apply(hidden, weight, row.labels, 1 / row.temperatures, chunk)
-        return KeptLogprobs(values, entropies.detach(), values.detach(), None, None)
-
-    return head
-
-
-def whole_vocabulary(
-    hidden: Tensor, weight: Tensor, row: MicroBatch, softcap: float | None, entropy: Any, full: bool
-) -> KeptLogprobs:
-    """This repository's head without masks: every logprob over the vocabulary, chunk by chunk."""
-    return kept_head(hidden, weight, row.without_masks(), softcap, entropy, full)
-
-
-def heads(prime: Path | None) -> dict[str, tuple[Head, Any]]:
-    """Name -> (head, entropy)."""
-    known: dict[str, tuple[Head, Any]] = {
-        "none": (no_head, None),
-        "kept": (kept_head, None),
-        "kept + entropy": (kept_head, "full"),
-        "whole vocabulary + entropy": (whole_vocabulary, "full"),
-        "cut-cross-entropy": (cut_cross_entropy, None),
-    }
-    if prime is not None:
-        known |= {
-            f"prime-rl + entropy, chunk {chunk}": (prime_rl(prime, chunk), "full") for chunk in (16384, 2048)
-        }
-    return known
 
 
 def cases_of_one(prime: Path | None) -> list[Case]:
@@ -256,30 +196,6 @@ class Stepper:
 
 
 LOSS = loss_function(ClippedRatioLoss())
-
-
-def profiled(step: Callable[[], None]) -> list[tuple[str, float, int]]:
-    """(kernel, milliseconds, calls) of one step, the longest first, and their sum."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        step()
-    events = [
-        (event.key[:100], event.self_device_time_total / 1e3, event.count)
-        for event in profiler.key_averages()
-    ]
-    events.sort(key=lambda event: -event[1])
-    return [("all", sum(event[1] for event in events), sum(event[2] for event in events)), *events[:40]]
-
-
-def matmul_rate(device: torch.device) -> float:
-    """TFLOP/s of a large bfloat16 product of random numbers."""
-    if device.type != "cuda":
-        return 0.01
-    from triton.testing import do_bench
-
-    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
-    return 2 * 8192**3 / do_bench(lambda: a @ b, warmup=100, rep=500, return_mode="median") / 1e9
 
 
 KERNELS = {"cuDNN": [*attention.BATCH_KERNELS], "flash": attention.BATCH_KERNELS[1:], "varlen": []}
