@@ -17,7 +17,7 @@ from .images import ROOT, VERSION
 from .scratch_engine import Tools
 
 NAME = "keptset-test"
-UP_SECONDS = 420
+UP_SECONDS = 600
 METRICS = "/var/lib/keptset/runs/run/metrics.jsonl"
 
 

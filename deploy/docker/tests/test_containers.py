@@ -11,7 +11,7 @@ import pytest
 from .compose_project import Project, kill
 from .conftest import STEPS
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
 LONG_LIVED = ("inference", "trainer", "orchestrator")
 

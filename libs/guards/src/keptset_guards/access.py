@@ -59,8 +59,7 @@ class AccessGuard:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "token missing or wrong"})
         else:
-            what = "the internal token" if wanted is self.internal else "the API key"
-            text = f"{what} is missing or wrong: send `Authorization: Bearer <{wanted.setting}>`"
+            text = f"{wanted.setting} is missing or wrong: send `Authorization: Bearer <{wanted.setting}>`"
             way = {"www-authenticate": "Bearer"}
             await refuse(send, 401, "authentication_error", "unauthorized", text, way)
 
