@@ -19,6 +19,12 @@ third-party)
     pip --python "$venv/bin/python" install --no-deps --no-compile --index-url "$TORCH_INDEX_URL" "$torch"
   fi
   pip --python "$venv/bin/python" install --no-deps --no-compile -r /tmp/wanted.txt
+  # vLLM has torch compile a few functions also where everything runs eagerly, which on a CPU takes a C++ compiler.
+  # Lines of .pth files are run as Python starts, in every process of a service.
+  if [ "$profile" = cpu ]; then
+    echo 'import os; os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")' > "$("$venv/bin/python" -c \
+      'import sysconfig; print(sysconfig.get_path("purelib"))')/no_compiler_here.pth"
+  fi
   ;;
 ours)
   pins=$2; shift 2
