@@ -84,6 +84,8 @@ def fetch_tools(scratch: Path) -> Tools:
         "LD_LIBRARY_PATH": f"{root}/usr/lib/x86_64-linux-gnu",
     }
     environment = dict(os.environ)
+    if (plugins := root / "usr/lib/x86_64-linux-gnu/xtables").is_dir():
+        environment["XTABLES_LIBDIR"] = str(plugins)
     for name, value in before.items():
         environment[name] = f"{value}:{environment[name]}" if environment.get(name) else value
     environment["PATH"] += ":/usr/sbin:/sbin"
@@ -108,6 +110,10 @@ def _unpack(scratch: Path) -> None:
         )
     for archive in sorted(archives.glob("*.deb")):
         subprocess.run(["dpkg-deb", "-x", archive, scratch / "root"], check=True, timeout=120)
+    # Installing would make these names. The engine needs them in a container's own network, where they lead
+    # questions for names to it; on the host's it is told to leave them alone.
+    for name in ("iptables", "ip6tables"):
+        (scratch / "root/usr/sbin" / name).symlink_to(f"{name}-nft")
 
 
 class Engine:
