@@ -30,7 +30,7 @@ test-fast: setup  ## what needs no engine
 
 test-deploy: setup  ## build the images and run them with compose, in a Docker engine of its own if none runs
 	@$(BIN)/pytest deploy -m containers
-	@KEPTSET_FUZZ_REQUESTS=500 $(BIN)/pytest tests/fuzz -m fuzz
+	@FUZZ_REQUESTS=500 $(BIN)/pytest tests/fuzz -m fuzz
 
 fuzz: setup     ## 10,000 good and bad requests and many made up ones to real services, and their memory
 	@$(BIN)/pytest tests/fuzz -m fuzz

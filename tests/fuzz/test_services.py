@@ -16,7 +16,7 @@ from .mixed_requests import GENERATE, WEIGHTS, mixed
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(1800)]
 
-REQUESTS = int(os.environ.get("KEPTSET_FUZZ_REQUESTS", 10_000))
+REQUESTS = int(os.environ.get("FUZZ_REQUESTS", 10_000))
 CONCURRENCY = 64
 EXAMPLES = 30 if REQUESTS < 10_000 else 200
 SECONDS_A_REQUEST = 30

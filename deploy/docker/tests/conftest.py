@@ -19,10 +19,10 @@ from .images import SERVICES, Built, build, built_before
 from .package_server import served_packages
 from .scratch_engine import Engine, NoEngine, Tools, fetch_tools, machine_engine, mounts_below
 
-KEPT = os.environ.get("KEPTSET_DOCKER_SCRATCH")
+KEPT = os.environ.get("DOCKER_SCRATCH")
 """A folder that keeps engine and images from one run to the next, for whoever works on these tests.
-Images that are there are not built again, but for those of KEPTSET_DOCKER_REBUILD=trainer,inference."""
-REBUILD = os.environ.get("KEPTSET_DOCKER_REBUILD", "").split(",")
+Images that are there are not built again, but for those of DOCKER_REBUILD=trainer,inference."""
+REBUILD = os.environ.get("DOCKER_REBUILD", "").split(",")
 STEPS = 3
 
 
