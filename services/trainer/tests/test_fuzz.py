@@ -33,6 +33,7 @@ class Ingest:
             Spool(self.folders),
             PlayedLoop(),
             unsafe_ignore_kept_tokens=False,
+            full_vocabulary_scores=False,
             stop=lambda reason: pytest.fail(reason),
             **options,
         )
