@@ -11,7 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kept_tokens.messages import TrainingBatch, encode
+from kept_tokens.messages import TrainingBatch, decode, encode
 from keptset_trainer.app import build_app
 from keptset_trainer.folders import Folders
 from keptset_trainer.spool import Spool
@@ -77,6 +77,14 @@ def test_what_is_no_batch_is_refused(ingest, body):
     assert ingest.kept() == []
 
 
+def is_the_same(body: bytes, valid: bytes) -> bool:
+    """MessagePack has several forms of a number: damage may leave the batch what it was."""
+    try:
+        return decode(body, TrainingBatch) == decode(valid, TrainingBatch)
+    except ValueError:
+        return False
+
+
 @settings(max_examples=100, suppress_health_check=SHARED)
 @given(st.data())
 def test_a_batch_with_damaged_bytes_is_refused(ingest, data):
@@ -92,7 +100,7 @@ def test_a_batch_with_damaged_bytes_is_refused(ingest, data):
             body[place:place] = data.draw(st.binary(min_size=1, max_size=20))
         if not body:
             break
-    if bytes(body) == ingest.valid:
+    if is_the_same(bytes(body), ingest.valid):
         return
     answer = ingest.ask("PUT", "/keptset/v1/steps/1", content=bytes(body))
     refused(answer)
