@@ -238,5 +238,6 @@ async def test_setting_that_a_lone_orchestrator_needs_is_named(name: str, drive:
 async def test_rows_are_strict_json(drive: Drive):
     await drive()
     text = (drive.settings.output_dir / "metrics.jsonl").read_text()
+    assert len(text.splitlines()) == 3
     for line in text.splitlines():
         json.loads(line, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
