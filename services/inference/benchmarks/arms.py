@@ -1,7 +1,10 @@
 """What is compared: how a server or engine is started and what is asked of it; and how pairs are judged."""
 
+import argparse
+import json
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,4 +101,24 @@ def order(names: list[str], round_: int) -> list[str]:
     return names if round_ % 2 == 0 else names[::-1]
 
 
-__all__ = ["ARMS", "PAIRS", "SETS", "Arm", "compare", "interval", "order"]
+def options(description: str | None, arms: list[str]) -> argparse.ArgumentParser:
+    """What all comparisons are told on the command line."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--arms", default=",".join(arms))
+    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--budget-seconds", type=float, default=500, help="no round starts after this")
+    parser.add_argument("--memory", type=float, default=0.1, help="of the GPU, for each engine or server")
+    parser.add_argument("--engine", type=json.loads, default={}, help="more engine arguments, as JSON")
+    parser.add_argument("--cpu", action="store_true", help="does the script run?")
+    parser.add_argument("--output", type=Path)
+    return parser
+
+
+__all__ = ["ARMS", "PAIRS", "SETS", "Arm", "compare", "interval", "options", "order"]

@@ -20,28 +20,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from arms import ARMS, SETS, Arm, compare, order
+from arms import ARMS, SETS, Arm, compare, options, order
 
 START_SECONDS = 400
 
 
 def main() -> None:
     """Start the engines, alternate, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--sets", default=",".join(SETS))
-    parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--prompt", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--budget-seconds", type=float, default=500, help="no round starts after this")
-    parser.add_argument("--memory", type=float, default=0.1, help="of the GPU, for each engine")
-    parser.add_argument("--engine", type=json.loads, default={}, help="more engine arguments, as JSON")
-    parser.add_argument("--cpu", action="store_true", help="does the script run?")
-    parser.add_argument("--output", type=Path)
+    parser = options(__doc__, list(ARMS))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:

@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from arms import ARMS, SETS, Arm, compare, order
+from arms import ARMS, SETS, Arm, compare, options, order
 
 MSGPACK = " MessagePack"
 START_SECONDS = 400
@@ -32,22 +32,8 @@ DEFAULT = [name for name in ARMS] + ["capture v1" + MSGPACK, "capture native" + 
 
 def main() -> None:
     """Start the servers, alternate, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--arms", default=",".join(DEFAULT))
-    parser.add_argument("--sets", default=",".join(SETS))
-    parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--prompt", type=int, default=32)
+    parser = options(__doc__, DEFAULT)
     parser.add_argument("--clients", type=int, default=4, help="processes that share the requests")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--budget-seconds", type=float, default=500, help="no round starts after this")
-    parser.add_argument("--memory", type=float, default=0.1, help="of the GPU, for each server")
-    parser.add_argument("--engine", type=json.loads, default={}, help="more engine arguments, as JSON")
-    parser.add_argument("--cpu", action="store_true", help="does the script run?")
-    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     start = time.monotonic()
     names = args.arms.split(",")
