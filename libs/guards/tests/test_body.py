@@ -58,6 +58,7 @@ async def test_one_byte_too_many_is_refused_and_never_seen(path, announced):
     async with client_of(BodyGuard(app(seen), len(body) - 1)) as client:
         answer = await client.post(path, content=body if announced else chunks(body[:6], body[6:]))
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    assert answer.headers["connection"] == "close", "what is left of the body is not read"
     assert not seen
 
 

@@ -37,11 +37,17 @@ def client_of(app, address: str = "10.0.0.1") -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://server")
 
 
+async def until_in_work(turns: Turns, requests: int) -> None:
+    async with asyncio.timeout(60):
+        while turns.in_work != requests:
+            await asyncio.sleep(0.001)
+
+
 async def test_more_than_the_most_in_work_are_told_to_come_again():
-    slow = Slow()
-    async with client_of(LoadGuard(slow, Turns(2, None))) as client:
+    slow, turns = Slow(), Turns(2, None)
+    async with client_of(LoadGuard(slow, turns)) as client:
         inside = [asyncio.create_task(client.get("/")) for _ in range(2)]
-        await asyncio.sleep(0.01)
+        await until_in_work(turns, 2)
         refused = await client.get("/")
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
@@ -55,8 +61,7 @@ async def test_a_request_that_fails_or_goes_away_gives_its_place_back():
     slow, turns = Slow(), Turns(1, None)
     async with client_of(LoadGuard(slow, turns)) as client:
         gone = asyncio.create_task(client.get("/"))
-        await asyncio.sleep(0.01)
-        assert turns.in_work == 1
+        await until_in_work(turns, 1)
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await gone
@@ -69,10 +74,10 @@ async def test_a_request_that_fails_or_goes_away_gives_its_place_back():
 
 
 async def test_health_passes_a_full_server():
-    slow = Slow()
-    async with client_of(LoadGuard(slow, Turns(1, None))) as client:
+    slow, turns = Slow(), Turns(1, None)
+    async with client_of(LoadGuard(slow, turns)) as client:
         inside = asyncio.create_task(client.get("/"))
-        await asyncio.sleep(0.01)
+        await until_in_work(turns, 1)
         health = asyncio.create_task(client.get("/health"))
         slow.go.set()
         assert (await health).status_code == (await inside).status_code == 200

@@ -19,3 +19,13 @@ from keptset_guards import without_paths
 )
 def test_only_the_last_part_of_a_path_is_answered(text, answered, tmp_path):
     assert without_paths(text.format(d=tmp_path)) == answered
+
+
+def test_of_a_relative_path_only_the_last_part_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    text = (
+        "no directory runs/x/weights/v000003, ../runs/y or ./runs/z: send application/json, and/or ask runs"
+    )
+    told = "no directory v000003, y or z: send application/json, and/or ask runs"
+    assert without_paths(text) == told

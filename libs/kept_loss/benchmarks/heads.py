@@ -10,6 +10,7 @@ its error. ``--report`` prints the figures of an earlier run and needs no GPU.
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import types
@@ -35,6 +36,19 @@ def milliseconds(step: Step, budget: int = 300) -> float:
     from triton.testing import do_bench  # not at the top: a report needs no Triton
 
     return do_bench(step, warmup=100, rep=budget, return_mode="median")
+
+
+def kernels_alone(step: Step) -> float:
+    """Median milliseconds of the GPU in a CUDA graph, where no kernel waits for the host; NaN if torch cannot
+    record it.
+    """
+    from triton.testing import do_bench_cudagraph
+
+    try:
+        return do_bench_cudagraph(step, rep=50, return_mode="median")
+    except RuntimeError as error:
+        print(f"not recorded: {error}", file=sys.stderr)
+        return math.nan
 
 
 def published_widths(positions: int, generator: torch.Generator) -> Tensor:
@@ -273,22 +287,35 @@ def versions() -> dict[str, str]:
     return found
 
 
-def vocabulary_sweep() -> list[dict[str, Any]]:
-    """The same sets in four vocabularies; ``ms_apart`` leaves out the write of W's dense gradient."""
-    widths = published_widths(16_384, torch.Generator().manual_seed(1))
+def vocabulary_sweep(rounds: int = 5) -> list[dict[str, Any]]:
+    """The same sets in four vocabularies, by turns; ``ms_apart`` leaves out the write of W's dense gradient,
+    ``kernels_ms`` the host: what a recorded CUDA graph of the same takes.
+    """
+    p = Problem(16_384, 1024, 32_768, published_widths(16_384, torch.Generator().manual_seed(1)))
+    sizes = (32_768, 65_536, 131_072, 262_144)
+    found: dict[int, list[tuple[float, float, float]]] = {size: [] for size in sizes}
+    for _ in range(rounds):
+        for size in sizes:
+            p.weight = (torch.randn(size, 1024, device=DEVICE) / 16).bfloat16().requires_grad_()
+            step, weight = p.ours(p.kept, None), p.weight
+            zeros = milliseconds(lambda weight=weight: torch.zeros_like(weight), budget=50)
+            found[size].append((milliseconds(step, budget=100), zeros, kernels_alone(step)))
     rows = []
-    for vocabulary in (32_768, 65_536, 131_072, 262_144):
-        p = Problem(16_384, 1024, 32_768, widths)
-        weight = (torch.randn(vocabulary, 1024, device=DEVICE) / 16).bfloat16().requires_grad_()
-        p.weight = weight
-        whole = milliseconds(p.ours(p.kept, None))
-        zeros = milliseconds(lambda weight=weight: torch.zeros_like(weight))
-        rows.append({"vocabulary": vocabulary, "ms": whole, "ms_zeros": zeros, "ms_apart": whole - zeros})
+    for size, times in found.items():
+        whole, zeros, kernels = (statistics.median(each) for each in zip(*times, strict=True))
+        rows.append({
+            "vocabulary": size,
+            "ms": whole,
+            "ms_zeros": zeros,
+            "ms_apart": whole - zeros,
+            "kernels_ms": kernels,
+            "kernels_ms_apart": kernels - zeros,
+        })  # fmt: skip
     return rows
 
 
-def measure(prime: Path | None) -> dict[str, Any]:
-    """Everything; ``prime`` is prime-rl's head file, if it takes part."""
+def measure(prime: Path | None, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Everything; ``prime`` is prime-rl's head file, if it takes part. Saved after each part."""
     copied = bandwidth()
     data: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
@@ -309,52 +336,29 @@ def measure(prime: Path | None) -> dict[str, Any]:
             "floor_ms": p.floor(copied),
             "heads": heads(p, prime),
         })  # fmt: skip
+        save(data)
         if (positions, width) == (16_384, 1024):
             data["bitwise_repeatable"] = repeated(p)
-    data["accuracy"] = accuracy()
-    data["vocabulary_sweep"] = vocabulary_sweep()
+            data["accuracy"] = accuracy()
+            data["vocabulary_sweep"] = vocabulary_sweep()
+            save(data)
     data["width_sweep"] = [
         {"width": each} | measured_kept(Problem(16_384, 1024, VOCABULARY, torch.full((16_384,), each)))
         for each in (1, 2, 8, 32, 128, 512)
     ]
+    save(data)
     data["positions_sweep"] = [
         {"positions": positions} | measured_kept(Problem(positions, 1024, VOCABULARY))
         for positions in (1024, 4096, 16_384, 65_536, 131_072)
     ]
+    save(data)
     return data
-
-
-def report(data: dict[str, Any]) -> None:
-    """Print one table a shape, and the sweeps."""
-    print(f"{data['device']}, {data['versions']}, copy {data['copy_bytes_a_second'] / 1e12:.2f} TB/s")
-    for shape in data["shapes"]:
-        print(
-            f"\n{shape['positions']} x {shape['hidden']} x {shape['vocabulary']}: "
-            f"sets mean {shape['mean']:.1f}, p99 {shape['p99']:.0f}, singletons {shape['singletons']:.2f}, "
-            f"gather floor {shape['floor_ms']:.2f} ms"
-        )
-        own = shape["heads"][0].get("ms", float("nan"))
-        for row in shape["heads"]:
-            if "error" in row:
-                print(f"  {row['head']:34} {row['error']}")
-                continue
-            extra = f"{row['extra_mib']:8.1f} MiB" if "extra_mib" in row else ""
-            print(f"  {row['head']:34} {row['ms']:9.3f} ms {row['ms'] / own:8.1f} x  {extra}")
-    print("\nbitwise repeatable:", data["bitwise_repeatable"])
-    for row in data["accuracy"]:
-        print("  error", {k: v if isinstance(v, str) else f"{v:.1e}" for k, v in row.items()})
-    apart = [row["ms_apart"] for row in data["vocabulary_sweep"]]
-    print(
-        "V sweep:",
-        [f"{row['vocabulary']}: {row['ms']:.3f} - {row['ms_zeros']:.3f}" for row in data["vocabulary_sweep"]],
-        f"spread {max(apart) / min(apart) - 1:.1%}, mean {statistics.mean(apart):.3f}",
-    )
-    for name, key in (("widths:", "width"), ("positions:", "positions")):
-        print(name, {row[key]: round(row.get("ms", -1), 3) for row in data[f"{key}_sweep"]})
 
 
 def main() -> None:
     """Measure and write, or print what was written."""
+    from heads_table import report  # not at the top: benchmarks of the trainer load this file by its path
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -366,9 +370,8 @@ def main() -> None:
     if args.report is not None:
         data = json.loads(args.report.read_text())
     else:
-        data = measure(args.prime_rl)
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(data, indent=1) + "\n")
+        data = measure(args.prime_rl, lambda data: args.output.write_text(json.dumps(data, indent=1) + "\n"))
     report(data)
 
 

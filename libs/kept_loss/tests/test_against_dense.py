@@ -67,6 +67,7 @@ def test_equals_dense(
     entropy: Any,
     full_logprobs: bool,
 ) -> None:
+    # verl#2656: a fused kernel's bug: logprobs up to +123
     problem = new_problem(seed, num, vocab, size, masked=masked, widest=widest, logits=logits)
     options = {"softcap": softcap, "entropy": entropy, "full_logprobs": full_logprobs}
     compare(problem, grads_of, dtype, **options)
@@ -133,6 +134,7 @@ def test_set_as_wide_as_the_vocabulary_equals_no_mask(new_problem: Maker, spread
 
 
 def test_bfloat16_is_computed_in_float32(new_problem: Maker, grads_of: Maker) -> None:
+    # Megatron-LM#2206: bfloat16 accumulation: the target's gradient rounded away
     problem = new_problem(11, 40, 300, 64, masked=0.5, widest=80)
     compare(problem, grads_of, torch.bfloat16)  # outputs as good as ever, gradients rounded once
 

@@ -77,6 +77,7 @@ def test_order_inside_a_set_does_not_matter(
 def test_singleton_is_exactly_zero_with_exactly_zero_gradient(
     new_problem: Maker, grads_of: Maker, dtype: torch.dtype, logits: float
 ) -> None:
+    # trl#6166, trl#6297: near-deterministic token: NaN logprob, NaN loss
     problem = new_problem(9, masked=1.0, widest=1, logits=logits)
     arguments = problem.arguments(dtype)
     got = kept_logprobs(*arguments, softcap=20.0)

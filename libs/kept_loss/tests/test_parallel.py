@@ -15,7 +15,7 @@ from kept_loss import KeptSet, dense_kept_logprobs, parallel_kept_logprobs
 from .bounds import TOLERANCE, error_bounds, excess
 
 Maker = Callable[..., Any]
-PATIENCE = 60.0
+PATIENCE = 200.0
 OPTIONS: list[dict[str, Any]] = [
     {"full_logprobs": True},
     {"softcap": 4.0, "entropy": 0.5},

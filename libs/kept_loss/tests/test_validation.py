@@ -1,6 +1,7 @@
 """What is refused, and that the text says where."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,9 @@ GOOD: dict[str, Any] = {
     "kept": KeptSet.from_rows([[1, 5], [], [3]]),
     "temperature": torch.ones(3),
 }
+
+SETS = SimpleNamespace(ids=[1, 5, 3], counts=[2, 0, 1])
+"""As kept_tokens.KeptTokens holds them."""
 
 
 def offsets(*values: int) -> KeptSet:
@@ -50,10 +54,22 @@ def offsets(*values: int) -> KeptSet:
         ({"kept": KeptSet.from_rows([[1, 10], [], [3]])}, "kept.ids: at position 0: 10 is outside"),
         ({"kept": KeptSet.from_rows([[1], [], [3, -1]])}, "kept.ids: at position 2: -1 is outside"),
         ({"kept": KeptSet(GOOD["kept"].ids.long(), GOOD["kept"].offsets)}, "kept.ids: has dtype torch.int64"),
+        ({"temperature": 0.7}, r"temperature: is of type float 0.7, .*torch.full\(\(N,\), 0.7\)"),
+        ({"temperature": None}, "temperature: is None, but must be a float32 tensor"),
+        ({"labels": [1, 2, 3]}, "labels: is of type list, but must be an int64 tensor"),
+        ({"hidden": HIDDEN.numpy()}, "hidden: is of type ndarray"),
+        ({"weight": torch.nn.Linear(4, 10)}, "weight: is of type Linear, .*lm_head.weight"),
+        ({"kept": None}, r"kept: is None, .*KeptSet.whole_vocabulary\(N\)"),
+        ({"kept": [[1, 5], [], [3]]}, "kept: is of type list, .*KeptSet.from_rows"),
+        ({"kept": SETS}, r"kept: is of type SimpleNamespace, .*KeptSet.from_arrays\(kept.ids, kept.counts\)"),
+        ({"kept": KeptSet([1, 5, 3], GOOD["kept"].offsets)}, "kept.ids: is of type list"),  # type: ignore[arg-type]
+        ({"kept": KeptSet(GOOD["kept"].ids, None)}, "kept.offsets: is None"),  # type: ignore[arg-type]
         ({"softcap": 0.0}, "softcap: 0.0"),
+        ({"softcap": "30"}, "softcap: '30'"),
         ({"entropy": 0.0}, "entropy: 0.0"),
         ({"entropy": 1.5}, "entropy: 1.5"),
         ({"entropy": "half"}, "entropy: 'half'"),
+        ({"entropy": [0.5]}, r"entropy: \[0.5\]"),
     ],
 )
 def test_refused(function: Callable[..., Any], changes: dict[str, Any], text: str) -> None:

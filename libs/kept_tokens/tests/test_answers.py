@@ -47,8 +47,9 @@ def test_a_reader_ignores_names_that_it_does_not_know() -> None:
     assert decode(msgspec.msgpack.encode(raw), GenerateAnswer) == GenerateAnswer("r", None, [choice()])
 
 
-def test_size_is_12_bytes_a_token_and_4_a_kept_id() -> None:
-    tokens, width = 4096, 9
+@pytest.mark.parametrize("choices", [1, 2, 64])
+def test_size_is_12_bytes_a_token_and_4_a_kept_id(choices: int) -> None:
+    tokens, width = 4096 // choices, 9
     kept = KeptTokens(np.tile(np.arange(width), tokens), np.full(tokens, width))
     one = Choice.build(
         0,
@@ -58,8 +59,9 @@ def test_size_is_12_bytes_a_token_and_4_a_kept_id() -> None:
         finish_reason="length",
         weight_versions=[VersionSpan("v000012", 0, tokens)],
     )
-    data = encode(GenerateAnswer("cmpl-0123456789abcdef0123456789abcdef", "model", [one]))
-    assert len(data) <= 12 * tokens + 4 * tokens * width + 256
+    answer = GenerateAnswer("cmpl-0123456789abcdef0123456789abcdef", "model", [one] * choices)
+    bound = choices * (12 * tokens + 4 * tokens * width) + 256 + 130 * (choices - 1)
+    assert len(encode(answer)) <= bound
 
 
 @pytest.mark.parametrize(

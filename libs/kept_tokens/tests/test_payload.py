@@ -188,6 +188,7 @@ def test_nothing_concatenates_to_nothing() -> None:
     ],
 )
 def test_construction_refuses(given_ids: object, counts: object, text: str) -> None:
+    # verifiers 0.3: counts that do not fit the tokens: mask dropped silently
     with pytest.raises(KeptTokensError, match=text):
         KeptTokens(given_ids, counts)  # type: ignore[arg-type]
 

@@ -29,18 +29,28 @@ def test_equals_numpy(given_counts: list[int]) -> None:
     assert stats.bound_share == (sizes >= 30).mean()
 
 
-@given(counts, counts)
-def test_merging_is_counting_together(one: list[int], other: list[int]) -> None:
-    merged = KeptStatistics.of(one).merge(KeptStatistics.of(other))
-    together = KeptStatistics.of(one + other)
-    assert merged == together
-    assert merged.metrics() == together.metrics()
+tokens = st.tuples(counts, st.sampled_from([None, 8, 30]))
+
+
+@given(tokens, tokens)
+def test_merging_is_counting_together(one: tuple, other: tuple) -> None:
+    merged = KeptStatistics.of(*one).merge(KeptStatistics.of(*other))
+    if one[1] == other[1]:
+        together = KeptStatistics.of(one[0] + other[0], one[1])
+        assert merged == together
+        assert merged.metrics() == together.metrics()
+    bounded = [(count, bound) for counts, bound in (one, other) for count in counts if bound and count]
+    if bounded:
+        assert merged.bound_share == np.mean([count >= bound for count, bound in bounded])
+    else:
+        assert math.isnan(merged.bound_share)
 
 
 def test_metrics_leave_out_what_is_undefined() -> None:
     assert KeptStatistics.of([]).metrics() == {}
-    assert KeptStatistics.of([0, 0]).metrics() == {"kept/coverage": 0.0}
-    assert KeptStatistics.of([0, 1, 3, 512]).metrics() == {
+    assert KeptStatistics.of([0, 0], bound=512).metrics() == {"kept/coverage": 0.0}
+    assert "kept/bound_share" not in KeptStatistics.of([0, 1, 512]).metrics()
+    assert KeptStatistics.of([0, 1, 3, 512], bound=512).metrics() == {
         "kept/coverage": 0.75,
         "kept/size_mean": 172.0,
         "kept/size_p50": 3.0,
@@ -48,8 +58,3 @@ def test_metrics_leave_out_what_is_undefined() -> None:
         "kept/singleton_share": 1 / 3,
         "kept/bound_share": 1 / 3,
     }
-
-
-def test_different_bounds_do_not_merge() -> None:
-    with pytest.raises(ValueError, match="bound: 512 and 8"):
-        KeptStatistics.of([1]).merge(KeptStatistics.of([1], bound=8))

@@ -40,6 +40,17 @@ def test_bad_toml_names_file_and_line(toml, refused):
             "[[orchestrator.train.source]]\nratio = true",
             "[orchestrator.train.source[0]] ratio = true: must be a num",
         ),
+        ("[trainer]\nrow_tokens = '1024'", '[trainer] row_tokens = "1024": is text; write 1024, without'),
+        ("[trainer]\nranks = '2'", '[trainer] ranks = "2": is text; write 2, without quotes'),
+        ("[trainer]\nentropy = '0.5'", '[trainer] entropy = "0.5": is text; write 0.5, without quotes'),
+        ("[orchestrator]\nsteps = 3.0", "[orchestrator] steps = 3.0: has a decimal point; write 3"),
+        ("[trainer]\ndeterministic = 'yes'", 'deterministic = "yes": is text; write true, without quotes'),
+        ("[trainer]\ndeterministic = 0", "[trainer] deterministic = 0: is a number; write false"),
+        (
+            "[[orchestrator.train.source]]\nsampling = {top_p = '0.9'}",
+            '[orchestrator.train.source[0].sampling] top_p = "0.9": is text; write 0.9, without quotes',
+        ),
+        ("[trainer.optimizer]\nbetas = [0.9, '0.9']", '[trainer.optimizer] betas[1] = "0.9": is text; write'),
         ("[inference]\nvllm = 3", "[inference] vllm = 3: must be a table"),
         ("inference = 3", "inference = 3: must be a table"),
         ("[inference]\ncapture = 'v3'", "[inference] capture = \"v3\": must be 'auto', 'v1' or 'native'"),
@@ -177,3 +188,12 @@ def test_read_run_raises_instead_of_exiting(toml):
     assert [problem.path for problem in error.value.problems] == [("inference", "port")]
     with pytest.raises(ValueError, match="Extra inputs"):
         RunSettings(nmae="x")
+
+
+def test_what_fits_is_taken_as_it_is_and_texts_of_variables_are_parsed(toml, monkeypatch):
+    monkeypatch.setenv("KEPTSET_TRAINER__ROW_TOKENS", "1024")
+    monkeypatch.setenv("KEPTSET_TRAINER__OPTIMIZER__LR", "1")
+    path = toml("[inference]\nmodel = '7'\n[trainer]\nentropy = 'off'\nranks = 'auto'\noptimizer = {eps = 1}")
+    run = read_run([path], ["--orchestrator.steps", "3.0", "--trainer.deterministic", "1"])
+    assert (run.inference.model, run.trainer.entropy, run.trainer.ranks) == ("7", None, "auto")
+    assert (run.trainer.row_tokens, run.orchestrator.steps, run.trainer.deterministic) == (1024, 3, True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keptset_settings import load_run, load_service, read_run
+from keptset_settings import SettingsError, SettingsWarning, load_run, load_service, read_run
 
 MODEL = "[inference]\nmodel = 'm'\n"
 
@@ -66,10 +66,10 @@ def test_a_negative_number_is_a_value_and_an_equals_sign_may_be_part_of_one(toml
     ],
 )
 def test_values_of_engine_arguments_are_parsed(text, value, monkeypatch):
-    assert load_service("inference", ["--model", "m", "--vllm.x", text]).vllm == {"x": value}
-    assert load_service("inference", ["--model", "m", f"--vllm.x={text}"]).vllm == {"x": value}
-    monkeypatch.setenv("KEPTSET_INFERENCE__VLLM__X", text)
-    assert load_service("inference", ["--model", "m"]).vllm == {"x": value}
+    assert load_service("inference", ["--model", "m", "--vllm.seed", text]).vllm == {"seed": value}
+    assert load_service("inference", ["--model", "m", f"--vllm.seed={text}"]).vllm == {"seed": value}
+    monkeypatch.setenv("KEPTSET_INFERENCE__VLLM__SEED", text)
+    assert load_service("inference", ["--model", "m"]).vllm == {"seed": value}
 
 
 def test_engine_arguments_may_be_spelled_with_dashes_as_options():
@@ -148,3 +148,54 @@ def test_a_table_alone_is_not_resolved_as_a_run(toml):
 def test_arguments_of_the_process_by_default(monkeypatch):
     monkeypatch.setattr("sys.argv", ["keptset-inference", "--model", "m", "--port", "7"])
     assert load_service("inference").port == 7
+
+
+LOSS = "[trainer.loss]\nkind = 'geometric_mean'\nlow = 0.99\nhigh = 1.01\n"
+
+
+def test_another_kind_starts_the_table_anew_and_says_what_it_leaves_out(toml):
+    path = toml(MODEL + LOSS)
+    with pytest.warns(SettingsWarning) as told:
+        run = read_run([path], ["--trainer.loss.kind", "clipped_ratio"])
+    assert (run.trainer.loss.kind, run.trainer.loss.clip_low) == ("clipped_ratio", 0.2)
+    assert str(told[0].message) == (
+        '[trainer.loss] kind = "clipped_ratio": takes the place of geometric_mean, so what was said of that '
+        f"kind is left out: low (from {path}), high (from {path}); say again, beside the kind, what shall "
+        "hold for this one (from --trainer.loss.kind)"
+    )
+
+
+def test_bounds_of_one_kind_are_never_those_of_another(toml, monkeypatch):
+    monkeypatch.setenv("KEPTSET_TRAINER__LOSS__KIND", "sequence_product")
+    monkeypatch.setenv("KEPTSET_TRAINER__LOSS__HIGH", "3")
+    with pytest.warns(SettingsWarning, match="takes the place of geometric_mean"):
+        loss = read_run([toml(MODEL + LOSS)]).trainer.loss
+    assert (loss.low, loss.high) == (0.5, 3.0)
+
+
+@pytest.mark.filterwarnings("error::keptset_settings.SettingsWarning")
+def test_the_same_kind_keeps_what_was_said_of_it(toml):
+    loss = read_run([toml(MODEL + LOSS)], ["--trainer.loss.kind", "geometric_mean"]).trainer.loss
+    assert (loss.low, loss.high) == (0.99, 1.01)
+
+
+def test_a_kind_of_a_later_file_and_one_of_the_command_line(toml):
+    first, second = toml(MODEL + LOSS, "a.toml"), toml("[trainer.loss]\nkind = 'truncated_weight'", "b.toml")
+    with pytest.warns(SettingsWarning, match=r"place of geometric_mean.*low \(from .*a.toml"):
+        assert read_run([first, second]).trainer.loss.max_weight == 2.0
+    with pytest.warns(SettingsWarning, match="place of geometric_mean"):
+        assert read_run([first, second], ["--trainer.loss.kind", "geometric_mean"]).trainer.loss.low == 0.99
+
+
+def test_a_key_that_comes_later_than_its_kind_is_still_refused(toml, monkeypatch):
+    monkeypatch.setenv("KEPTSET_TRAINER__LOSS__KIND", "clipped_ratio")
+    with pytest.raises(SettingsError, match="low: unknown key of kind clipped_ratio"):
+        read_run([toml(MODEL)], ["--trainer.loss.low", "0.5"])
+
+
+def test_a_kind_that_does_not_exist_leaves_the_others_keys_alone(toml):
+    with pytest.raises(SettingsError) as error:
+        read_run([toml(MODEL + LOSS)], ["--trainer.loss.kind", "clipped_rati"])
+    assert str(error.value).startswith(
+        '[trainer.loss] kind = "clipped_rati": unknown kind, did you mean clipped_ratio?'
+    )

@@ -135,6 +135,8 @@ def test_rows_hold_the_longest_sequence():
     context = MODEL + "inference.vllm.max_model_len = 100\ntrainer.row_tokens = {}"
     assert "row_tokens = 99: is too few for max_model_len = 100" in problem_of(context.format(99))
     resolve_run(run_of(context.format(100)))
+    assert problem_of(context.format(99)).endswith("or set max_tokens, to at most 99 less the prompt")
+    resolve_run(run_of(context.format(99) + "\norchestrator.train.sampling.max_tokens = 98"))
 
 
 def test_the_context_has_room_for_a_prompt():
@@ -203,3 +205,98 @@ def test_services_alone_with_what_they_need():
     settings.train.sampling.temperature = 0.0
     with pytest.raises(SettingsError, match="is greedy"):
         resolve_orchestrator(settings)
+
+
+def test_the_three_services_take_their_way_of_weights_from_the_run():
+    for chosen in ("files", "nccl"):
+        run = resolve_run(run_of(MODEL + f"weights.transfer = '{chosen}'"))
+        services = (run.inference, run.trainer, run.orchestrator)
+        assert [service.weights_transfer for service in services] == [chosen] * 3
+
+
+def test_weights_from_gpu_to_gpu_need_a_gpu_and_all_three_services():
+    said = problem_of(MODEL + "weights.transfer = 'nccl'\ntrainer.device = 'cpu'")
+    assert '[weights] transfer = "nccl": sends from a GPU' in said
+    assert 'set weights.transfer = "files"' in said
+    said = problem_of(MODEL + "weights.transfer = 'nccl'\norchestrator.weights_transfer = 'files'")
+    assert "[orchestrator] weights_transfer" in said
+    assert "differs from weights.transfer = 'nccl'; leave it out" in said
+
+
+COLOCATED = MODEL + "colocated = true\n"
+
+
+def test_one_setting_makes_engine_and_trainer_take_turns_on_a_gpu():
+    run = resolve_run(run_of(COLOCATED + "name = 'x'"))
+    assert run.inference.gpu_lock == run.trainer.gpu_lock == Path("runs/x/gpu.lock")
+    assert run.orchestrator.colocated
+    assert run.orchestrator.start_patience > resolve_run(run_of(MODEL)).orchestrator.start_patience
+    own = resolve_run(run_of(COLOCATED + "inference.gpu_lock = '/shared/turn'"))
+    assert own.trainer.gpu_lock == Path("/shared/turn")
+    apart = resolve_run(run_of(MODEL))
+    assert (apart.inference.gpu_lock, apart.trainer.gpu_lock, apart.orchestrator.colocated) == (
+        None,
+        None,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "orchestrator.max_async_level = 1",
+            "[orchestrator] max_async_level = 1: asks for",
+        ),
+        ("weights.transfer = 'nccl'", "NCCL takes no two processes on one GPU"),
+        (
+            "inference.vllm.enable_sleep_mode = false",
+            "[inference.vllm] enable_sleep_mode = false",
+        ),
+        ("trainer.cuda_graphs = 'on'", '[trainer] cuda_graphs = "on": does not go with colocated'),
+        ("inference.gpu_lock = 'a'\ntrainer.gpu_lock = 'b'", '[trainer] gpu_lock = "b": is not inference'),
+    ],
+)
+def test_what_does_not_go_with_one_gpu_for_both_is_refused(setting, said):
+    assert said in problem_of(COLOCATED + setting)
+
+
+@pytest.mark.parametrize(
+    "setting", ["inference.gpu_lock = 'a'", "trainer.gpu_lock = 'a'", "orchestrator.colocated = true"]
+)
+def test_one_service_alone_takes_no_turns(setting):
+    assert "set colocated = true for the run" in problem_of(MODEL + setting)
+
+
+def test_services_that_are_started_alone_keep_the_rules_of_colocated():
+    trainer = {"model": "m", "output_dir": "o", "weights_dir": "w", "gpu_lock": "l", "cuda_graphs": "on"}
+    with pytest.raises(SettingsError, match="cuda_graphs"):
+        resolve_trainer(TrainerSettings.model_validate(trainer))
+    orchestrator = OrchestratorSettings.model_validate(
+        {
+            "inference_urls": ["http://i"],
+            "trainer_url": "http://t",
+            "tokenizer": "m",
+            "output_dir": "o",
+            "colocated": True,
+            "weights_transfer": "nccl",
+            "max_async_level": 2,
+        }
+    )
+    with pytest.raises(SettingsError, match=r"(?s)max_async_level.*weights_transfer"):
+        resolve_orchestrator(orchestrator)
+
+
+def test_router_of_the_policy_is_none_of_its_servers_and_no_frozen_generator():
+    router = f"{MODEL}orchestrator.router_url = 'http://127.0.0.1:9000'\n"
+    frozen = (
+        "[[orchestrator.train.source]]\nname = 'b'\n[orchestrator.train.source.generator]\n"
+        "kind = 'frozen'\nurl = 'http://localhost:9000/v1'\nmodel = 'm'\n"
+    )
+    said = problem_of(router + frozen)
+    assert (
+        "is one of orchestrator.inference_urls or their router, so b would be sampled by the policy" in said
+    )
+    said = problem_of(f"{MODEL}orchestrator.router_url = 'http://localhost:8000'\n")
+    assert said.startswith('[orchestrator] router_url = "http://localhost:8000": is one of orchestrator.inf')
+    assert resolve_run(run_of(router)).orchestrator.router_url == "http://127.0.0.1:9000"

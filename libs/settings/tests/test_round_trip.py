@@ -36,13 +36,14 @@ SPECIAL = {
     "url": NAMES.map("http://{}".format),
     "api_key_env": NAMES,
     "trainer_url": NAMES.map("http://{}".format),
+    "router_url": NAMES.map("http://{}".format),
     "inference_urls": st.lists(NAMES.map("http://{}".format), max_size=3),
     "ranks": st.just("auto") | st.integers(1, 64),
     "entropy": st.sampled_from(["full", "off"]) | st.floats(0.001, 0.999),
     "low": st.floats(0, 1),
     "high": st.floats(1, 1e300, exclude_min=True),
 }
-ORDERED = (("min_letters", "max_letters"), ("min_digits", "max_digits"))
+ORDERED = (("min_letters", "max_letters"), ("min_digits", "max_digits"), ("min_lr", "lr"))
 
 
 def of_type(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[Any]:
@@ -84,6 +85,8 @@ def table(draw: st.DrawFn, kind: type[Table]) -> dict[str, Any]:
         if names[0] in kind.model_fields:
             ordered = sorted(content.get(name, kind.model_fields[name].default) for name in names)
             content |= zip(names, ordered, strict=True)
+    if "schedule" in kind.model_fields and content.get("schedule", "constant") == "constant":
+        content = {name: value for name, value in content.items() if name not in ("min_lr", "decay_steps")}
     return content
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from keptset_settings import RunSettings, SettingsError, SettingsWarning, is_truncating, resolve_run
 from keptset_settings.orchestrator import SamplingSettings
+from keptset_settings.sampling import BENDING, ELSEWHERE, HARMLESS, OURS
 
 
 def run_with(*sources: dict, **shared) -> RunSettings:
@@ -53,11 +54,12 @@ TABLE = "[orchestrator.train.sampling] "
             "max_tokens = 0: must be at least 1; leave it out for the rest of the context",
             [1],
         ),
-        ("seed", -1, "seed = -1: must be at least 0; leave it out for rollouts that differ each time", [0]),
+        ("seed", -1, "seed = -1: must be at least 0; leave it out to take orchestrator.seed", [0]),
     ],
 )
 @pytest.mark.filterwarnings("ignore::keptset_settings.SettingsWarning")
 def test_bounds_of_typed_parameters(name, value, line, neighbours):
+    # trl#6944: temperature 0.005 is clamped to 0.01 by the engine only
     assert TABLE + line in problem_of(run_with(**{name: value}))
     for neighbour in neighbours:
         resolved = resolve_run(run_with(**{name: neighbour})).orchestrator.train.source[0].sampling
@@ -79,7 +81,11 @@ def test_bounds_of_typed_parameters(name, value, line, neighbours):
         ("max_tokens", 9, "max_tokens = 9: does not belong here; set max_tokens in"),
         ("max_completion_tokens", 9, "max_completion_tokens = 9: does not belong here; set max_tokens in"),
         ("seed", 9, "seed = 9: does not belong here; set seed in"),
-        ("n", 4, "n = 4: does not belong here; set orchestrator.train.group_size"),
+        (
+            "n",
+            4,
+            "n = 4: does not belong here; set group_size of the source, or orchestrator.train.group_size",
+        ),
         ("response_format", "json", 'response_format = "json": does not belong here; set structured_outputs'),
         ("logprobs", 5, "logprobs = 5: is decided by Keptset: the sampled token's logprob comes with"),
         ("prompt_logprobs", 1, "prompt_logprobs = 1: is decided by Keptset: prompts are not trained on"),
@@ -96,7 +102,7 @@ def test_bounds_of_typed_parameters(name, value, line, neighbours):
         ("logit_bias", {"3": 1.0}, "logit_bias: bends the logits"),
         ("thinking_token_budget", 0, "thinking_token_budget = 0: bends the logits"),
         ("watermarking", True, "watermarking = true: bends the logits"),
-        ("logits_processors", ["x"], "logits_processors = ['x']: bends the logits"),
+        ("logits_processors", ["x"], "logits_processors = ['x']: is decided by Keptset: requests bring none"),
         ("stopp", ["a"], "stopp = ['a']: unknown sampling parameter, did you mean stop?"),
         ("min-tokens", 1, "min-tokens = 1: unknown sampling parameter, did you mean min_tokens?"),
         ("zzzzz", 1, "zzzzz = 1: unknown sampling parameter, known here: "),
@@ -122,16 +128,51 @@ def test_what_extra_body_may_not_hold(name, value, line):
     assert expected in problem_of(run_with(extra_body={name: value}))
 
 
+@pytest.mark.parametrize("name", [*ELSEWHERE, *OURS])
+def test_every_key_that_is_set_elsewhere_is_refused_with_its_way_out(name):
+    said = problem_of(run_with(extra_body={name: 1}))
+    assert said.startswith(f"[orchestrator.train.sampling.extra_body] {name} = 1: ")
+    if name in ELSEWHERE:
+        assert said.endswith(f": does not belong here; {ELSEWHERE[name]}")
+    else:
+        assert said.endswith(f": is decided by Keptset: {OURS[name]}; remove it")
+
+
+@pytest.mark.parametrize("name", BENDING)
+def test_every_key_that_bends_logits_is_refused_but_for_its_neutral_value(name):
+    for neutral in BENDING[name]:
+        resolve_run(run_with(extra_body={name: neutral}))
+    for bends in (0.5, {"3": 1.0}, ["x"], True):
+        assert f"{name}" in problem_of(run_with(extra_body={name: bends})).partition(": bends the logits")[0]
+
+
+WRONG = {
+    "stop": [5, "", ["a", ""], [3]],
+    "stop_token_ids": [5, [-1], ["a"], [1.5], [True]],
+    "ignore_eos": [0, "no"],
+    "skip_reading_prefix_cache": ["yes", 0],
+    "repetition_detection": [True, 3, [], {"max_patern_size": 3}, {"min_count": -1}, {"min_count": "4"}],
+    "min_tokens": [-1, 1.5, "3", True],
+    "bad_words": ["x", [""], [3]],
+    "allowed_token_ids": [[], 3, [-1], ["a"]],
+    "structured_outputs": [{}, "json", {"regex": "a", "json": "b"}, {"regexp": "a"}],
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_every_key_that_passes_must_be_of_its_form(name):
+    """What each takes is in test_what_extra_body_may_hold."""
+    for value in WRONG[name]:
+        assert f" must be {HARMLESS[name][0]}" in problem_of(run_with(extra_body={name: value}))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "truncates"),
     [
         ("stop", "a", False),
         ("stop", ["a", "b"], False),
         ("stop_token_ids", [0, 7], False),
-        ("include_stop_str_in_output", True, False),
         ("ignore_eos", True, False),
-        ("skip_special_tokens", False, False),
-        ("spaces_between_special_tokens", False, False),
         ("skip_reading_prefix_cache", True, False),
         ("repetition_detection", {"max_pattern_size": 3, "min_count": 4}, False),
         ("min_tokens", 0, False),
@@ -206,7 +247,7 @@ def test_a_source_inherits_what_it_leaves_unset():
         top_k=20,
         max_tokens=9,
         seed=1,
-        extra_body={"stop": "a", "skip_special_tokens": False},
+        extra_body={"stop": "a", "skip_reading_prefix_cache": False},
     )
     first, second = (source.sampling for source in resolve_run(run).orchestrator.train.source)
     assert first.model_dump() == {
@@ -216,7 +257,7 @@ def test_a_source_inherits_what_it_leaves_unset():
         "min_p": 0.0,
         "max_tokens": 9,
         "seed": 1,
-        "extra_body": {"stop": "b", "skip_special_tokens": False, "ignore_eos": True},
+        "extra_body": {"stop": "b", "skip_reading_prefix_cache": False, "ignore_eos": True},
     }
     assert second.model_dump() == {
         "temperature": 0.7,
@@ -225,11 +266,12 @@ def test_a_source_inherits_what_it_leaves_unset():
         "min_p": 0.0,
         "max_tokens": 3,
         "seed": 2,
-        "extra_body": {"stop": "a", "skip_special_tokens": False},
+        "extra_body": {"stop": "a", "skip_reading_prefix_cache": False},
     }
 
 
 def test_unset_parameters_are_neutral():
+    # NeMo-RL#3497, verl#702: the model's generation_config brought a penalty
     sampling = resolve_run(run_with()).orchestrator.train.source[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, -1, 0.0)
     assert (sampling.max_tokens, sampling.seed) == (None, None)

@@ -116,7 +116,7 @@ def test_filter_with_full_softmax_thresholds_is_refused_under_truncation(kind):
     assert said.startswith(
         f'[orchestrator.train.filter[0]] kind = "{kind}": has thresholds for logprobs over the whole '
         "vocabulary, but math truncates (top_p, top_k), so those of its rollouts are over the kept sets; "
-        "set filter = [] in math, or sample without truncation"
+        "give math a filter list without it, or [], or sample without truncation"
     )
     (kept,) = resolved(shared, SOURCE).orchestrator.train.source[0].filter
     assert (kept.kind, kept.enforce) == (kind, True)
@@ -173,6 +173,8 @@ def test_frozen_rollouts_are_trained_on_by_cross_entropy_only():
 def test_cross_entropy_needs_a_frozen_generator():
     said = refusal(SOURCE, algorithm("sft"))
     assert "trains on another model's rollouts, but math is sampled by the policy; give it a [gener" in said
+    assert resolved(SOURCE, GENERATOR, algorithm("sft")).orchestrator.train.source[0].algorithm.kind == "sft"
+    assert resolved(SOURCE, algorithm("grpo")).orchestrator.train.source[0].algorithm.kind == "grpo"
 
 
 @pytest.mark.parametrize(
@@ -227,6 +229,88 @@ def test_evaluation_may_not_set_what_keptset_sets():
         "[[orchestrator.eval.source]]\n[orchestrator.eval.source.sampling]\nextra_body = {kept_tokens = true}"
     )
     assert "kept_tokens = true: is decided by Keptset" in refusal(own)
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ("extra_body = {repetition_penaltyy = 1.1}", "repetition_penaltyy = 1.1: unknown sampling parameter"),
+        ("extra_body = {TOP_P = 0.9}", "TOP_P = 0.9: unknown sampling parameter, did you mean top_p?"),
+        ("extra_body = {stop = 5}", "stop = 5: must be text or a list of texts"),
+        ("max_tokens = 4\nextra_body = {min_tokens = 5}", "min_tokens = 5: is more than max_tokens = 4"),
+    ],
+)
+def test_evaluation_is_refused_before_the_start_what_the_engine_would_refuse_after_many_steps(lines, text):
+    assert text in refusal(f"[[orchestrator.eval.source]]\n[orchestrator.eval.source.sampling]\n{lines}\n")
+
+
+def test_greedy_evaluation_is_of_one_rollout_a_prompt():
+    """VLLM refuses n > 1 at temperature 0."""
+    greedy = "[[orchestrator.eval.source]]\ngroup_size = {}\nsampling = {{temperature = {}}}\n"
+    said = refusal(greedy.format(4, 0.0))
+    assert said.startswith("[orchestrator.eval.source[0]] group_size = 4: asks for the same greedy rollout")
+    resolved(greedy.format(1, 0.0))
+    resolved(greedy.format(4, 0.01))
+
+
+POLICY = [
+    "http://127.0.0.1:8000",
+    "http://127.0.0.1:8000/v1",
+    "http://localhost:8000/v1/",
+    "http://[::1]:8000/v1",
+]
+
+
+@pytest.mark.parametrize("url", POLICY)
+def test_the_policy_is_no_frozen_generator(url: str):
+    """Its rollouts would be trained on without kept sets: truncation that no rule sees."""
+    frozen = f"[[orchestrator.train.source]]\nname = 'b'\n{GENERATOR.replace('https://h/v1', '{}')}"
+    said = refusal(frozen.format(url))
+    assert said.startswith(
+        f'[orchestrator.train.source[0].generator] url = "{url.rstrip("/")}": is one of orch'
+    )
+    assert "so b would be sampled by the policy, without kept sets and importance ratio" in said
+    for other in ("http://127.0.0.1:8009/v1", "http://h:8000/v1", "http://127.0.0.1:8000/other/v1"):
+        resolved(frozen.format(other))
+
+
+@pytest.mark.parametrize("url", POLICY)
+def test_the_policy_is_no_reference_of_its_own(url: str):
+    shared = f"orchestrator.train.reference = {{url = '{url}', model = 'm'}}\n"
+    said = refusal(shared, SOURCE, algorithm("opd"))
+    assert said.startswith(
+        f'[orchestrator.train.reference] url = "{url.rstrip("/")}": is one of orchestrator.inf'
+    )
+    own = f"reference = {{url = '{url}', model = 'm'}}\n"
+    said = refusal(SOURCE, own, algorithm("opd"))
+    assert said.startswith(
+        f'[orchestrator.train.source[0].reference] url = "{url.rstrip("/")}": is one of orchestrator.inf'
+    )
+    assert (
+        "so math would be compared with the policy itself; name a server of its own, or choose opsd" in said
+    )
+    resolved(SOURCE, algorithm("opsd"))
+    resolved(SOURCE, own.replace("8000", "8009"), algorithm("opd"))
+
+
+def test_reference_that_nobody_would_ask_is_refused():
+    own = "reference = {url = 'http://r/v1', model = 'm'}\n"
+    said = refusal(SOURCE, own)
+    assert said.startswith(
+        "[orchestrator.train.source[0]] reference: would never be asked: grpo compares with it"
+    )
+    assert "the reference of opsd is the policy itself" in refusal(SOURCE, own, algorithm("opsd"))
+    (source,) = resolved(SOURCE, own, algorithm("grpo", "reference_kl = 0.1")).orchestrator.train.source
+    assert source.reference is not None
+    (source,) = resolved(REFERENCE, SOURCE, algorithm("opsd")).orchestrator.train.source
+    assert source.reference is None, "a shared one is for those that compare with it"
+
+
+def test_frozen_source_takes_the_shared_sft():
+    shared = algorithm("sft", "min_reward = 0.5", of="")
+    assert resolved(shared, FROZEN).orchestrator.train.source[0].algorithm == SftAlgorithm(min_reward=0.5)
+    own = resolved(shared, FROZEN, algorithm("sft")).orchestrator.train.source[0].algorithm
+    assert own == SftAlgorithm()
 
 
 def test_evaluation_sources_differ_in_name_among_themselves_only():

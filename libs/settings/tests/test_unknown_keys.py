@@ -126,6 +126,21 @@ def test_a_run_path_is_no_option_of_a_service(refused):
     assert "--inference.port: unknown option" in refused(load_service, "inference", ["--inference.port", "1"])
 
 
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["--steps", "10"], "--orchestrator.steps"),
+        (["--sampling.top_p=0.9"], "--orchestrator.train.sampling.top_p?"),
+        (["--dryrun"], "--dry-run"),
+        (["--dryrun", "--helpp"], "--dry-run"),
+        (["--confg", "a.toml"], "--config"),
+    ],
+)
+def test_an_option_without_its_table_and_a_flag(refused, argv, meant):
+    text = refused(load_run, argv).splitlines()[0]
+    assert text.startswith(f"{argv[0].partition('=')[0]}: unknown option, did you mean {meant}")
+
+
 def test_an_option_in_an_unknown_table_and_one_like_no_other(refused):
     text = refused(load_run, ["--trainr.seed", "1", "--quxx", "2"])
     assert text.splitlines()[0].startswith("--trainr.seed: unknown option, did you mean --trainer.seed")

@@ -61,7 +61,7 @@ class AccessGuard:
         else:
             text = f"{wanted.setting} is missing or wrong: send `Authorization: Bearer <{wanted.setting}>`"
             way = {"www-authenticate": "Bearer"}
-            await refuse(send, 401, "authentication_error", "unauthorized", text, way)
+            await refuse(receive, send, 401, "unauthorized", text, way)
 
     def wanted_on(self, path: str) -> Secret | None:
         """The secret that this path wants."""

@@ -25,7 +25,7 @@ class BodyGuard:
             return
         length = header(scope, b"content-length")
         if length.isdecimal() and int(length) > self.max_bytes:
-            await self._too_large(send)
+            await self._too_large(receive, send)
             return
         body = _Body(receive, send, self.max_bytes, self.patience)
         try:
@@ -36,14 +36,14 @@ class BodyGuard:
         if body.fault is None or body.answering:
             return
         if body.fault == "large":
-            await self._too_large(send)
+            await self._too_large(None if body.complete else receive, send)
         else:
             text = f"waited {self.patience:.0f} s for more of the body; send the request again"
-            await refuse(send, 408, "timeout_error", "stalled_body", text)
+            await refuse(receive, send, 408, "stalled_body", text)
 
-    async def _too_large(self, send: Send) -> None:
+    async def _too_large(self, receive: Receive | None, send: Send) -> None:
         text = f"the body is larger than {self.max_bytes} bytes; send less at a time"
-        await refuse(send, 413, "invalid_request_error", "body_too_large", text)
+        await refuse(receive, send, 413, "body_too_large", text)
 
 
 class _Body:

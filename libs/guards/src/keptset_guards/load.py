@@ -58,9 +58,11 @@ class LoadGuard:
         client = scope.get("client")
         wait = turns.wait_for_rate(client[0] if client else "")
         if wait > 0:
-            await _too_many(send, wait, f"more than {turns.per_second:g} requests a second from one address")
+            await _too_many(
+                receive, send, wait, f"more than {turns.per_second:g} requests a second from one address"
+            )
         elif turns.in_work >= turns.max_concurrent:
-            await _too_many(send, 1.0, f"{turns.in_work} requests are in work, which is the most")
+            await _too_many(receive, send, 1.0, f"{turns.in_work} requests are in work, which is the most")
         else:
             turns.in_work += 1
             try:
@@ -69,7 +71,7 @@ class LoadGuard:
                 turns.in_work -= 1
 
 
-async def _too_many(send: Send, wait: float, why: str) -> None:
+async def _too_many(receive: Receive, send: Send, wait: float, why: str) -> None:
     seconds = max(1, math.ceil(wait))
     text = f"{why}; send this again in {seconds} s"
-    await refuse(send, 429, "rate_limit_error", "too_many_requests", text, {"retry-after": str(seconds)})
+    await refuse(receive, send, 429, "too_many_requests", text, {"retry-after": str(seconds)})

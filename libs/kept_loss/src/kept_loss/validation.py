@@ -3,7 +3,8 @@ synchronisation.
 """
 
 import math
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 def check_shapes(hidden: Tensor, weight: Tensor, labels: Tensor, kept: KeptSet, temperature: Tensor) -> None:
     """Refuse shapes, types and devices that do not fit; looks at no value."""
+    _check_kinds(hidden, weight, labels, kept, temperature)
     if hidden.ndim != 2:
         raise ValueError(
             f"hidden: has shape {tuple(hidden.shape)}, but must be [N, H]; flatten batch and sequence"
@@ -48,13 +50,42 @@ def check_shapes(hidden: Tensor, weight: Tensor, labels: Tensor, kept: KeptSet, 
             )
 
 
+def _check_kinds(hidden: Any, weight: Any, labels: Any, kept: Any, temperature: Any) -> None:
+    """Refuse what is no tensor, and kept sets in another form: says how to make what is needed of it."""
+    if not isinstance(kept, KeptSet):
+        way_out = "KeptSet.from_rows takes a list of ids a position"
+        if kept is None:
+            way_out = "KeptSet.whole_vocabulary(N) masks nothing"
+        elif hasattr(kept, "ids") and hasattr(kept, "counts"):
+            way_out = "pass KeptSet.from_arrays(kept.ids, kept.counts)"
+        raise ValueError(f"kept: is {_kind(kept)}, but must be a KeptSet; {way_out}")
+    for name, value, way_out in (
+        ("hidden", hidden, "a tensor [N, H]; torch.as_tensor makes one of an array"),
+        ("weight", weight, "a tensor [V, H]; pass lm_head.weight, not lm_head"),
+        ("labels", labels, "an int64 tensor [N]; torch.as_tensor makes one of a list or an array"),
+        ("temperature", temperature, "a float32 tensor [N]; torch.full((N,), 0.7) where all have one"),
+        ("kept.ids", kept.ids, "an int32 tensor; KeptSet.from_arrays takes lists and arrays"),
+        ("kept.offsets", kept.offsets, "an int64 tensor; KeptSet.from_arrays takes lists and arrays"),
+    ):
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name}: is {_kind(value)}, but must be {way_out}")
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in an error: short ones are shown."""
+    if value is None:
+        return "None"
+    shown = f" {value}" if isinstance(value, Real) else ""
+    return f"of type {type(value).__name__}{shown}"
+
+
 def check_options(softcap: float | None, entropy: Literal["full"] | float | None) -> None:
     """Refuse options outside their range."""
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap: {softcap} is not a positive number; pass None for no cap")
+    if softcap is not None and not (isinstance(softcap, Real) and math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap: {softcap!r} is not a positive number; pass None for no cap")
     if entropy is None or entropy == "full":
         return
-    if isinstance(entropy, str) or not 0 < entropy <= 1:
+    if not isinstance(entropy, Real) or not 0 < entropy <= 1:
         raise ValueError(
             f'entropy: {entropy!r} is neither "full", nor a share of positions in (0, 1], nor None'
         )

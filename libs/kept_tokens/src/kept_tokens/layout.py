@@ -24,6 +24,9 @@ POLICY_GRADIENT = "policy_gradient"
 CROSS_ENTROPY = "cross_entropy"
 """What a sample is trained with: ``TrainingSample.objective``."""
 
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not of the wanted form; the last for what is nested too deeply."""
+
 UINT8, INT32, FLOAT32 = np.dtype(np.uint8), np.dtype(np.int32), np.dtype(np.float32)
 
 
@@ -194,7 +197,7 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     weights before the step; 0 where it was not trained on. Empty unless trainer.full_vocabulary_scores."""
 
 
-class _BatchOnTheWire(msgspec.Struct, array_like=True):
+class BatchOnTheWire(msgspec.Struct, array_like=True):
     """TrainingBatch with the samples' own bytes, for their hash and for naming the one that is broken."""
 
     step: int
@@ -203,7 +206,7 @@ class _BatchOnTheWire(msgspec.Struct, array_like=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_BATCH_DECODER = msgspec.msgpack.Decoder(_BatchOnTheWire)
+_BATCH_DECODER = msgspec.msgpack.Decoder(BatchOnTheWire)
 _SAMPLE_DECODER = msgspec.msgpack.Decoder(TrainingSample)
 
 
@@ -232,30 +235,48 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
         return _decode_batch(data)  # type: ignore[return-value]
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
-        raise _undecodable(kind.__name__, error) from error
+    except UNDECODABLE as error:
+        raise undecodable(kind.__name__, error) from error
 
 
 def _decode_batch(data: bytes | bytearray | memoryview) -> TrainingBatch:
-    try:
-        envelope = _BATCH_DECODER.decode(data)
-    except msgspec.MsgspecError as error:
-        raise _undecodable("TrainingBatch", error) from error
-    samples = []
-    for index, raw in enumerate(envelope.samples):
-        try:
-            samples.append(_SAMPLE_DECODER.decode(raw))
-        except msgspec.MsgspecError as error:
-            wrong = _undecodable("TrainingSample", error)
-            raise KeptTokensError(wrong.field, wrong.problem, sample_index=index) from error
+    envelope = decode_envelope(data)
+    samples = [decode_sample(raw, index) for index, raw in enumerate(envelope.samples)]
     batch = TrainingBatch(envelope.step, samples, envelope.content_hash)
     batch.__dict__["arrived_hash"] = hash_samples(envelope.samples)
     return batch
 
 
-def _undecodable(name: str, error: Exception) -> KeptTokensError:
+def decode_envelope(data: bytes | bytearray | memoryview) -> BatchOnTheWire:
+    """A batch with its samples undecoded.
+
+    Raises:
+        KeptTokensError: not of this form.
+    """
+    try:
+        return _BATCH_DECODER.decode(data)
+    except UNDECODABLE as error:
+        raise undecodable("TrainingBatch", error) from error
+
+
+def decode_sample(raw: msgspec.Raw, index: int) -> TrainingSample:
+    """Sample ``index`` of a batch.
+
+    Raises:
+        KeptTokensError: not of this form; names the index.
+    """
+    try:
+        return _SAMPLE_DECODER.decode(raw)
+    except UNDECODABLE as error:
+        raise undecodable("TrainingSample", error, index) from error
+
+
+def undecodable(name: str, error: Exception, sample_index: int | None = None) -> KeptTokensError:
+    """What to raise for something that is not of the form ``name``."""
     return KeptTokensError(
-        name, f"cannot be decoded: {error}; writer and reader must use the layout of {__name__}"
+        name,
+        f"cannot be decoded: {error}; writer and reader must use the layout of {__name__}",
+        sample_index=sample_index,
     )
 
 

@@ -1,12 +1,14 @@
 """What must be true of training samples: the same check where they are written and where they are read."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .batch_view import BatchView
 from .errors import KeptTokensError
 from .layout import CROSS_ENTROPY, FLOAT32, INT32, POLICY_GRADIENT, UINT8, TrainingBatch, TrainingSample
 from .payload import KeptTokens
@@ -16,6 +18,9 @@ NO_EVIDENCE = -9999.0
 
 MIN_TEMPERATURE = 0.01
 """vLLM clamps lower temperatures, so the recorded one would not be the one sampled with."""
+
+BYTES_AT_ONCE = 1 << 22
+"""Ids of samples that are checked together: enough that numpy's share is large, little beside a batch."""
 
 _ITEM_SIZES = {
     "loss_mask": UINT8.itemsize,
@@ -48,8 +53,8 @@ def check_sample(sample: TrainingSample, vocab_size: int | None = None) -> None:
         raise error.in_sample(sample.sample_id) from None
 
 
-def check_batch(batch: TrainingBatch, vocab_size: int | None = None) -> None:
-    """Verify the step number, the content hash and every sample; all samples' tokens at once.
+def check_batch(batch: TrainingBatch | BatchView, vocab_size: int | None = None) -> None:
+    """Verify the step number, the content hash and every sample.
 
     Raises:
         KeptTokensError: the text names the index and id of the first sample that is wrong.
@@ -68,8 +73,35 @@ def check_batch(batch: TrainingBatch, vocab_size: int | None = None) -> None:
     check_samples(batch.samples, vocab_size)
 
 
-def check_samples(samples: Sequence[TrainingSample], vocab_size: int | None = None) -> None:
-    """:func:`check_sample` for each of them, but over all tokens at once; errors carry the index as well."""
+def check_samples(
+    samples: Iterable[TrainingSample],
+    vocab_size: int | None = None,
+    indices: Iterable[int] | None = None,
+) -> None:
+    """:func:`check_sample` for each of them, but over the tokens of many at once.
+
+    Args:
+        samples: gone through once; some megabytes of them are held at a time.
+        vocab_size: as in :func:`check_sample`.
+        indices: of the samples in their batch, which errors carry; None = 0, 1, 2 ...
+
+    Raises:
+        KeptTokensError: as :func:`check_sample`, with the index as well.
+    """
+    together: list[tuple[int, TrainingSample]] = []
+    size = 0
+    for index, sample in zip(itertools.count() if indices is None else indices, samples, strict=False):
+        together.append((index, sample))
+        size += len(sample.token_ids) + len(sample.kept_ids)
+        if size >= BYTES_AT_ONCE:
+            _check_together(together, vocab_size)
+            together, size = [], 0
+    if together:
+        _check_together(together, vocab_size)
+
+
+def _check_together(numbered: Sequence[tuple[int, TrainingSample]], vocab_size: int | None) -> None:
+    samples = [sample for _, sample in numbered]
     try:
         for sample in samples:
             _check_lengths(sample)
@@ -77,7 +109,7 @@ def check_samples(samples: Sequence[TrainingSample], vocab_size: int | None = No
             _check_spans(sample)
         _check_values(samples, vocab_size)
     except KeptTokensError:
-        for index, sample in enumerate(samples):  # now slowly: which sample is it?
+        for index, sample in numbered:  # now slowly: which sample is it?
             try:
                 check_sample(sample, vocab_size)
             except KeptTokensError as error:

@@ -6,9 +6,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-CAPTURE_WIDTH = 512
-"""The bound of keptset's own capture: a set of this size was probably cut by top_k, not by top_p."""
-
 
 @dataclass(frozen=True)
 class KeptStatistics:
@@ -20,35 +17,44 @@ class KeptStatistics:
 
     histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     """``histogram[s]`` is the number of tokens with a set of s ids; ``histogram[0]`` those without a mask."""
-    bound: int = CAPTURE_WIDTH
-    """The largest set that the capture records."""
+    num_bounded: int = 0
+    """Tokens with a mask whose bound was given."""
+    num_at_bound: int = 0
+    """Those of them whose set is as large as that."""
 
     @classmethod
-    def of(cls, counts: ArrayLike, bound: int = CAPTURE_WIDTH) -> Self:
-        """Of the counts of some tokens, integers [T], 0 where there is no mask."""
+    def of(cls, counts: ArrayLike, bound: int | None = None) -> Self:
+        """Of the counts of some tokens, integers [T], 0 where there is no mask.
+
+        Args:
+            counts: Of tokens that were sampled alike.
+            bound: The largest set that they could have: the top_k that they were sampled with, or the width
+                of what recorded them. None: it is not known here.
+        """
         array = np.asarray(counts)
         if array.size == 0:
-            return cls(bound=bound)
-        return cls(np.bincount(array).astype(np.int64), bound)
+            return cls()
+        histogram = np.bincount(array).astype(np.int64)
+        if bound is None:
+            return cls(histogram)
+        # ties, which some samplers keep, may make a set larger
+        return cls(histogram, int(np.count_nonzero(array)), int(np.count_nonzero(array >= bound)))
 
     def merge(self, other: "KeptStatistics") -> "KeptStatistics":
-        """Both together, as if all their tokens had been given at once.
-
-        Raises:
-            ValueError: the bounds differ, so that "share at the bound" has no meaning.
-        """
-        if self.bound != other.bound:
-            raise ValueError(f"bound: {self.bound} and {other.bound} cannot be merged; use one bound for all")
+        """Both together, as if all their tokens had been given at once, each with its bound."""
         merged = np.zeros(max(len(self.histogram), len(other.histogram)), np.int64)
         merged[: len(self.histogram)] += self.histogram
         merged[: len(other.histogram)] += other.histogram
-        return KeptStatistics(merged, self.bound)
+        return KeptStatistics(
+            merged, self.num_bounded + other.num_bounded, self.num_at_bound + other.num_at_bound
+        )
 
     def __eq__(self, other: object) -> bool:
-        """Same sizes, same bound."""
+        """Same sizes, as many at their bounds."""
         if not isinstance(other, KeptStatistics):
             return NotImplemented
-        return self.bound == other.bound and np.array_equal(self.histogram, other.histogram)
+        bounds = (self.num_bounded, self.num_at_bound) == (other.num_bounded, other.num_at_bound)
+        return bounds and np.array_equal(self.histogram, other.histogram)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -96,8 +102,10 @@ class KeptStatistics:
 
     @property
     def bound_share(self) -> float:
-        """Share of the masked tokens whose set is as large as the capture records (or larger)."""
-        return _share(int(self.histogram[self.bound :].sum()), self.num_masked)
+        """Share of the masked tokens whose set is as large as its bound allows (or larger), among those whose
+        bound is known: top_k cut them, or nothing more would have been recorded.
+        """
+        return _share(self.num_at_bound, self.num_bounded)
 
     def metrics(self) -> dict[str, float]:
         """Under the names of the metrics rows (``kept/...``); what is undefined is left out."""

@@ -1,5 +1,7 @@
 """How a weight version is written: a number in Python, ``v000003`` in directories and answers."""
 
+import reprlib
+
 BASE = "base"
 """What an engine calls the weights it was started with; the same as version 0."""
 
@@ -27,4 +29,6 @@ def version_number(name: str | int) -> int:
         return 0
     if isinstance(name, str) and name[:1] == "v" and name[1:].isascii() and name[1:].isdigit():
         return int(name[1:])
-    raise ValueError(f"weight version {name!r} is neither 'base' nor 'v' and a number such as 'v000003'")
+    raise ValueError(
+        f"weight version {reprlib.repr(name)} is neither 'base' nor 'v' and a number such as 'v000003'"
+    )

@@ -14,19 +14,22 @@ from .environments import (
     CalculatorSettings,
     EnvironmentSettings,
     ReverseTextSettings,
+    SumsSettings,
     WordProblemsSettings,
 )
 from .errors import Problem, SettingsError, SettingsWarning
 from .filters import Filter, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
 from .generators import EndpointSettings, FrozenGenerator, PolicyGenerator
-from .help import help_text, settings_table
+from .help import help_text, settings_help, settings_table
 from .inference import CAPTURE_WIDTH, InferenceSettings
 from .load import Examination, examine_settings, load_run, load_service, read_run
 from .orchestrator import EvalSettings, OrchestratorSettings, TrainSettings
-from .resolve import resolve_inference, resolve_orchestrator, resolve_run, resolve_trainer
+from .resolve import reachable, resolve_inference, resolve_orchestrator, resolve_run, resolve_trainer
 from .rollout_sources import EvalSourceSettings, SamplingSettings, SourceSettings
 from .run import RunSettings, WarmStartSettings
 from .sampling import inherit, is_truncating, limits
+from .secret_files import secret_variables, set_secrets
+from .shares import PromptShares
 from .source_rules import is_frozen, policy_sources, uses_full_scores
 from .toml import service_environment, to_toml, write_service_configs
 from .trainer import (
@@ -64,6 +67,7 @@ __all__ = [
     "OrchestratorSettings",
     "PolicyGenerator",
     "Problem",
+    "PromptShares",
     "RepetitionFilter",
     "ReverseTextSettings",
     "RlooAlgorithm",
@@ -74,6 +78,7 @@ __all__ = [
     "SettingsWarning",
     "SftAlgorithm",
     "SourceSettings",
+    "SumsSettings",
     "TrainSettings",
     "TrainerSettings",
     "TruncatedWeightLoss",
@@ -89,12 +94,16 @@ __all__ = [
     "load_run",
     "load_service",
     "policy_sources",
+    "reachable",
     "read_run",
     "resolve_inference",
     "resolve_orchestrator",
     "resolve_run",
     "resolve_trainer",
+    "secret_variables",
     "service_environment",
+    "set_secrets",
+    "settings_help",
     "settings_table",
     "to_toml",
     "uses_full_scores",

@@ -1,7 +1,7 @@
 """What every table of settings shares: unknown keys are errors, docstrings are the help text."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
@@ -42,6 +42,9 @@ def _base_url(url: str) -> str:
         raise ValueError("must not carry a password; there is a setting for the API key")
     return url.rstrip("/")
 
+
+Transfer = Literal["files", "nccl"]
+"""How weights get from the trainer to inference."""
 
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 """http(s) URL that routes are appended to; a trailing slash makes no difference."""

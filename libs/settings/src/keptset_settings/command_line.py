@@ -1,5 +1,6 @@
 """The command line: `--config FILE`, `--dry-run`, `--help`, `--version` and `--any.setting value`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -48,6 +49,11 @@ def parse_command_line(argv: list[str], service: str | None) -> CommandLine:
             what = "not an option; write --key value, and files as --config FILE"
             problems.append(Problem((), f"{argument}: {what}"))
             continue
+        if key != "config" and annotation_at(RunSettings, path) is None:
+            problems.append(Problem((), f"--{name}: unknown option, {_meant(key, path, root)}"))
+            if not equals:
+                _value(rest, None)
+            continue
         if not equals:
             value = _value(rest, annotation_at(RunSettings, path))
             if value is None:
@@ -56,8 +62,6 @@ def parse_command_line(argv: list[str], service: str | None) -> CommandLine:
             text = value
         if key == "config":
             parsed.files.append(FilePath(text))
-        elif annotation_at(RunSettings, path) is None:
-            problems.append(Problem((), f"--{name}: unknown option, {_meant(key, path, root)}"))
         else:
             parsed.options.append((path, text))
     if problems:
@@ -73,13 +77,20 @@ def _value(rest: list[str], annotation: Any) -> str | None:
 
 
 def _meant(key: str, path: tuple[str, ...], root: tuple[str, ...]) -> str:
-    """The nearest option: in the same table if that exists, else anywhere."""
+    """The nearest option: what ends like this, else in the same table if that exists, else anywhere."""
     near, prefix = nearest(path[-1], known_keys(path[:-1])), path[len(root) : -1]
     for length in range(len(root) + 1, len(path)):
         if item_type(annotation_at(RunSettings, path[:length])) is not None:
             return f"lists are given as JSON: --{'.'.join(path[len(root) : length])} '[...]'"
-    if near:
-        return f"did you mean {' or '.join('--' + '.'.join((*prefix, name)) for name in near)}?"
     known = [".".join(s.path[len(root) :]) for s in settings(RunSettings) if s.path[: len(root)] == root]
-    near = nearest(key, known)
-    return f"did you mean {' or '.join('--' + name for name in near)}?" if near else "see --help"
+    known = [name for name in dict.fromkeys(known) if "[]" not in name]  # no option reaches into a list
+    below = [name for name in known if name.endswith(f".{key}")]
+    if near and not below:
+        return _did_you_mean(".".join((*prefix, name)) for name in near)
+    near = below or nearest(key, [*known, *FLAGS, "config"])
+    return _did_you_mean(near) if near else "see --help"
+
+
+def _did_you_mean(names: Iterable[str]) -> str:
+    written = ("--" + (name.replace("_", "-") if name in FLAGS else name) for name in names)
+    return f"did you mean {' or '.join(written)}?"

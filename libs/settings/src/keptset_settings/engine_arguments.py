@@ -1,6 +1,6 @@
 """The rules of `[inference.vllm]`: engine arguments that would bias the rollouts or that have a setting here.
 
-Whether vLLM knows an argument at all is checked by inference when it starts; this library never imports vLLM.
+Which arguments there are is written down in `vllm_names.py`; this library never imports vLLM.
 """
 
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ from typing import Any
 
 from .errors import Problem
 from .schema import has_null
+from .suggest import nearest
+from .vllm_names import ENGINE_ARGUMENTS
 
 _FOREIGN_LOGITS = "changes logits in ways that the trainer cannot replay"
 _SPECULATION = "our capture reads the set where one token is sampled, not where several are verified"
@@ -42,25 +44,35 @@ BIASED: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "logits_processors": (([],), _FOREIGN_LOGITS, "remove it"),
     "watermark": ((False, {}), _FOREIGN_LOGITS, "remove it"),
     "watermark_config": (({},), _FOREIGN_LOGITS, "remove it"),
+    "worker_extension_cls": (("",), "ours loads weights, and vLLM takes one", "remove it"),
 }
-"""Arguments that make ratios wrong with or without capture: harmless values, why, way out."""
+"""Arguments that make ratios or weights wrong with or without capture: harmless values, why, way out."""
 
 UNCAPTURABLE: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "speculative_config": (({},), _SPECULATION, "remove it"),
     "spec_method": ((), _SPECULATION, "remove it"),
     "spec_model": ((), _SPECULATION, "remove it"),
     "spec_tokens": ((0,), _SPECULATION, "remove it"),
-    "worker_cls": (("auto",), "capture brings its own worker", "remove it"),
-    "worker_extension_cls": (("",), "capture brings its own worker, proven without extensions", "remove it"),
-    "scheduler_cls": ((), "capture brings its own scheduler", "remove it"),
 }
 """Arguments that our own capture excludes: harmless values, why, way out."""
 
+REPLACED: dict[str, tuple[tuple[Any, ...], str, str]] = {
+    "worker_cls": (("auto",), "capture brings its own worker", "remove it"),
+    "scheduler_cls": ((), "capture brings its own scheduler", "remove it"),
+    "pipeline_parallel_size": ((1,), "capture does not serve pipeline parallel", "set 1"),
+}
+"""Arguments that either capture excludes, vLLM's native one too: harmless values, why, way out."""
 
-def check_engine_arguments(vllm: Mapping[str, Any], own_capture: bool) -> list[Problem]:
+_WITHOUT_CAPTURE = ", or, where no source truncates, enable_return_sampling_mask = false"
+
+
+def check_engine_arguments(vllm: Mapping[str, Any], capture: bool, own_capture: bool) -> list[Problem]:
     """The problems of `[inference.vllm]`, paths relative to it.
 
-    `own_capture`: capture is on and not vLLM's native one.
+    Args:
+        vllm: The table.
+        capture: Kept sets are captured.
+        own_capture: By our own capture, not vLLM's native one.
     """
     problems = []
     for name, value in vllm.items():
@@ -70,22 +82,32 @@ def check_engine_arguments(vllm: Mapping[str, Any], own_capture: bool) -> list[P
             problems.append(Problem(path, f"engine arguments have their Python names here; write {spelled}"))
         elif name in ELSEWHERE:
             problems.append(Problem(path, f"does not belong here; {ELSEWHERE[name]}"))
+        elif name not in ENGINE_ARGUMENTS:
+            near = nearest(name, ENGINE_ARGUMENTS)
+            meant = f"did you mean {' or '.join(near)}?" if near else "`vllm serve --help` names them"
+            problems.append(Problem(path, f"vLLM has no such engine argument, {meant}"))
         elif has_null(value):
             problems.append(Problem(path, "holds a null, which TOML has not; leave it out for the default"))
         else:
             problems += _refused(path, value, BIASED, "")
+            if capture:
+                problems += _refused(path, value, REPLACED, "with capture on, ", _WITHOUT_CAPTURE)
             if own_capture:
-                problems += _refused(path, value, UNCAPTURABLE, "with capture on, ")
+                others = f', or set capture = "native"{_WITHOUT_CAPTURE}'
+                problems += _refused(path, value, UNCAPTURABLE, "with capture on, ", others)
     return problems
 
 
 def _refused(
-    path: tuple[str], value: Any, rules: Mapping[str, tuple[tuple[Any, ...], str, str]], when: str
+    path: tuple[str],
+    value: Any,
+    rules: Mapping[str, tuple[tuple[Any, ...], str, str]],
+    when: str,
+    otherwise: str = "",
 ) -> list[Problem]:
     if path[0] not in rules:
         return []
     harmless, why, way_out = rules[path[0]]
     if value in harmless:
         return []
-    otherwise = ', or set capture = "native", or enable_return_sampling_mask = false' if when else ""
     return [Problem(path, f"is refused {when}because {why}; {way_out}{otherwise}", value)]

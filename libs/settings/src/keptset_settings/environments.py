@@ -41,6 +41,24 @@ class ArithmeticSettings(Table):
         return self
 
 
+class SumsSettings(Table):
+    """Write a list of additions again with their results; the reward is the share of them that are right."""
+
+    kind: Literal["sums"] = "sums"
+    """Which environment."""
+    count: int = Field(default=8, ge=1, le=1000)
+    """Additions in a prompt."""
+    min_digits: int = Field(default=1, ge=1, le=100)
+    """Fewest digits of the numbers."""
+    max_digits: int = Field(default=2, ge=1, le=100)
+    """Most digits of the numbers."""
+
+    @model_validator(mode="after")
+    def _digits(self) -> Self:
+        require_order(self.min_digits, "min_digits", self.max_digits, "max_digits")
+        return self
+
+
 class WordProblemsSettings(Table):
     """Generated word problems whose answer is a number; the reward is 1 if the last number said is right."""
 
@@ -64,6 +82,6 @@ class CalculatorSettings(Table):
 
 
 EnvironmentSettings = Annotated[
-    ReverseTextSettings | ArithmeticSettings | WordProblemsSettings | CalculatorSettings,
+    ReverseTextSettings | ArithmeticSettings | SumsSettings | WordProblemsSettings | CalculatorSettings,
     Field(discriminator="kind"),
 ]

@@ -40,6 +40,8 @@ class FrozenGenerator(EndpointSettings):
 
     kind: Literal["frozen"] = "frozen"
     """Who generates."""
+    send_seed: bool = True
+    """Send a seed with each request; false for an endpoint that refuses one. No run then repeats another."""
 
 
 Generator = Annotated[PolicyGenerator | FrozenGenerator, Field(discriminator="kind")]

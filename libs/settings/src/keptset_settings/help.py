@@ -24,7 +24,6 @@ _BOUNDS = ("ge", "gt", "le", "lt")
 
 def help_text(command: str, service: str | None) -> str:
     """What `COMMAND --help` prints."""
-    root = () if service is None else (service,)
     usage = f"usage: {command} [--config FILE.toml] [--dry-run] [--key value ...]"
     what = f"the table [{service}] or a whole run" if service else "a whole run"
     if service is None:
@@ -41,6 +40,13 @@ def help_text(command: str, service: str | None) -> str:
         "",
         "Names may be written with - or _; --key=value is the same as --key value.",
     ]
+    return "\n".join(lines) + "\n" + settings_help(service)
+
+
+def settings_help(service: str | None) -> str:
+    """Every setting of a service, or of a whole run, with its meaning, type, default and variable."""
+    root = () if service is None else (service,)
+    lines: list[str] = []
     table: tuple[str, ...] | None = None
     for setting in settings(RunSettings):
         if setting.path[: len(root)] != root:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
-from .base import Table
+from .base import Table, Transfer
 
 CAPTURE_WIDTH = 512
 """The most ids that our own capture keeps of a row (rule 2 of docs/kept-sets.md)."""
@@ -25,7 +25,8 @@ class InferenceSettings(Table):
     """If set, every route but /health wants `Authorization: Bearer <key>`."""
 
     internal_token: SecretStr | None = None
-    """If set, /metrics and what loads weights want it as a bearer token, in place of the API key."""
+    """If set, /metrics and what loads weights, sleeps or wakes want it as a bearer token, in place of the API
+    key."""
 
     open_metrics: bool = False
     """Let everybody who reaches the port read /metrics."""
@@ -49,7 +50,8 @@ class InferenceSettings(Table):
 
     capture: Literal["auto", "v1", "native"] = "auto"
     """How to capture, if at all: our own cut on the V1 model runner, or vLLM's native masks on the V2 runner
-    (a GPU's). "auto" is "v1", unless the configuration needs "native": speculative decoding."""
+    (a GPU's). "auto" is the faster one that serves the configuration: "native" on a GPU, unless something
+    asks for the V1 runner, and "v1" on a CPU."""
 
     mask_padded_ids: bool = True
     """Requests with kept sets sample no id that the tokenizer does not have (heads are often padded beyond
@@ -61,8 +63,15 @@ class InferenceSettings(Table):
     kept_tokens_format: Literal["kept_tokens", "sampling_mask", "both"] = "kept_tokens"
     """JSON dialect of the kept sets; a request may ask for another with the header X-Kept-Tokens-Format."""
 
+    weights_transfer: Transfer | None = None
+    """Whether the trainer may also send the weights: "nccl" (CUDA). A run takes weights.transfer."""
+
     load_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that a weight update may take before it is given up."""
+    """Seconds that a weight update may take before it is given up; also falling asleep and waking."""
+
+    gpu_lock: Path | None = None
+    """File by whose lock engines and trainer take turns on a GPU. If set, the engine starts asleep and can be
+    put to sleep and woken. A run with colocated = true takes runs/<name>/gpu.lock."""
 
     vllm: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments, passed through to vLLM by their Python names (dtype, max_model_len, ...)."""

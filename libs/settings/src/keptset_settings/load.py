@@ -95,7 +95,7 @@ def examine_settings(argv: Sequence[str]) -> Examination:
         return Examination(None, None, error.problems, [])
     resolved, findings = examine_run(run)
     problems = SettingsError(findings.problems).with_origins(gathered.origin).problems
-    return Examination(run, resolved, problems, findings.notes)
+    return Examination(run, resolved, problems, [*gathered.notes, *findings.notes])
 
 
 def _run(line: CommandLine) -> RunSettings:
@@ -114,6 +114,8 @@ def _service(line: CommandLine, service: Service) -> ServiceSettings:
 
 def _resolved(line: CommandLine, service: Service | None, resolve: Callable[[RunSettings, bool], S]) -> S:
     run, gathered = _gathered(line, service)
+    for note in gathered.notes:
+        warnings.warn(str(note), SettingsWarning, stacklevel=2)
     try:
         return resolve(run, gathered.whole_run)
     except SettingsError as error:
@@ -131,6 +133,8 @@ def _gathered(line: CommandLine, service: Service | None) -> "tuple[RunSettings,
         run = RunSettings.model_validate(gathered.tree)
     except ValidationError as error:
         problems += explain(error, gathered.tree)
+    refused = {problem.path for problem in problems}
+    problems += [problem for problem in gathered.problems if problem.path not in refused]
     if problems:
         raise SettingsError(problems).with_origins(gathered.origin)
     return run, gathered

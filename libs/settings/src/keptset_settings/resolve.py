@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from . import colocation
 from .engine_arguments import check_engine_arguments
 from .errors import Problem, SettingsError, SettingsWarning
 from .inference import InferenceSettings
@@ -17,7 +18,7 @@ from .orchestrator import OrchestratorSettings
 from .run import RunSettings
 from .sampling import limits
 from .source_rules import Findings, policy_sources, resolve_sources
-from .trainer import TrainerSettings
+from .trainer import OptimizerSettings, TrainerSettings
 
 
 def _require(findings: Findings, table: str, settings: BaseModel, **ways_out: str) -> None:
@@ -44,6 +45,7 @@ def examine_run(run: RunSettings) -> tuple[RunSettings, Findings]:
     _check_inference(run.inference, findings)
     _check_orchestrator(run.orchestrator, findings)
     _check_trainer(run.trainer, findings)
+    _check_transfer(run, findings)
     _check_lengths(run, findings)
     _check_ports(run, findings)
     if run.inference.model is None:  # said once is enough: the others take it
@@ -70,6 +72,7 @@ def resolve_inference(settings: InferenceSettings) -> InferenceSettings:
     """An inference server that is started alone; raises SettingsError."""
     settings, findings = settings.model_copy(deep=True), Findings()
     _check_inference(settings, findings)
+    findings.problems += colocation.check_alone("inference", settings)
     _finish(findings)
     return settings
 
@@ -79,6 +82,7 @@ def resolve_orchestrator(settings: OrchestratorSettings) -> OrchestratorSettings
     settings, findings = settings.model_copy(deep=True), Findings()
     resolve_sources(settings, findings, None)
     _check_orchestrator(settings, findings)
+    findings.problems += colocation.check_alone("orchestrator", settings)
     _finish(findings)
     return settings
 
@@ -87,6 +91,7 @@ def resolve_trainer(settings: TrainerSettings) -> TrainerSettings:
     """A trainer that is started alone; raises SettingsError."""
     settings, findings = settings.model_copy(deep=True), Findings()
     _check_trainer(settings, findings)
+    findings.problems += colocation.check_alone("trainer", settings)
     _finish(findings)
     return settings
 
@@ -113,6 +118,8 @@ def _fill_in(run: RunSettings, findings: Findings) -> None:
     _set_unset(run.inference, model=run.trainer.model)
     _set_unset(run.trainer, model=run.inference.model)
     _set_unset(run.trainer, output_dir=root / "trainer", weights_dir=root / "weights")
+    if run.trainer.optimizer.schedule != "constant":
+        _set_unset(run.trainer.optimizer, decay_steps=run.orchestrator.steps)
     _set_unset(run.inference, weights_dir=run.trainer.weights_dir)
     _set_unset(
         run.orchestrator,
@@ -122,7 +129,10 @@ def _fill_in(run: RunSettings, findings: Findings) -> None:
         trainer_url=reachable(run.trainer.host, run.trainer.port),
         inference_api_key=run.inference.api_key,
     )
+    for service in (run.inference, run.trainer, run.orchestrator):
+        _set_unset(service, weights_transfer=run.weights.transfer)
     findings.problems += share_internal_token(run)
+    findings.problems += colocation.share_gpu(run)
     if run.inference.api_key is not None and run.orchestrator.inference_api_key != run.inference.api_key:
         why = "differs from [inference] api_key, so every rollout would be refused; leave one of them out"
         findings.problems.append(Problem(("orchestrator", "inference_api_key"), why))
@@ -134,8 +144,9 @@ def _resolve_capture(run: RunSettings, findings: Findings) -> None:
         return
     by_hand = "enable_return_sampling_mask" in run.inference.model_fields_set
     if by_hand and not run.inference.enable_return_sampling_mask:
+        verb = "truncates" if len(truncating) == 1 else "truncate"
         why = (
-            f"but {', '.join(truncating)} truncates, and without masks every ratio is wrong; remove it, or "
+            f"but {', '.join(truncating)} {verb}, and without masks every ratio is wrong; remove it, or "
             "set top_p = 1.0, top_k = -1, min_p = 0.0 and no masks in extra_body"
         )
         findings.problems.append(Problem(("inference", "enable_return_sampling_mask"), why, False))
@@ -144,9 +155,11 @@ def _resolve_capture(run: RunSettings, findings: Findings) -> None:
 
 def _check_inference(settings: InferenceSettings, findings: Findings) -> None:
     _require(findings, "inference", settings, model="name a directory, or give a run a [warm_start]")
-    own_capture = settings.enable_return_sampling_mask and settings.capture != "native"
-    for problem in check_engine_arguments(settings.vllm, own_capture):
+    capture = settings.enable_return_sampling_mask
+    own_capture = capture and settings.capture != "native"
+    for problem in check_engine_arguments(settings.vllm, capture, own_capture):
         findings.problems.append(replace(problem, path=("inference", "vllm", *problem.path)))
+    findings.problems += colocation.check_inference(settings)
 
 
 def _check_orchestrator(settings: OrchestratorSettings, findings: Findings) -> None:
@@ -159,6 +172,7 @@ def _check_orchestrator(settings: OrchestratorSettings, findings: Findings) -> N
         tokenizer="name the directory of the model's tokenizer",
         output_dir="name the directory for metrics.jsonl",
     )
+    findings.problems += colocation.check_orchestrator(settings)
 
 
 def _check_trainer(settings: TrainerSettings, findings: Findings) -> None:
@@ -170,6 +184,32 @@ def _check_trainer(settings: TrainerSettings, findings: Findings) -> None:
         output_dir="name the directory for the spool and the checkpoints",
         weights_dir="name the directory for the published weights",
     )
+    _check_schedule(settings.optimizer, findings)
+    findings.problems += colocation.check_trainer(settings)
+
+
+def _check_schedule(settings: OptimizerSettings, findings: Findings) -> None:
+    """What its own table could not know: that a run gives it its number of steps."""
+    table = ("trainer", "optimizer", "decay_steps")
+    if settings.schedule != "constant" and settings.decay_steps is None:
+        why = f'not set, and schedule = "{settings.schedule}" wants it; give the number of steps'
+        findings.problems.append(Problem(table, why))
+    elif settings.decay_steps is not None and settings.decay_steps <= settings.warmup_steps:
+        why = f"leaves nothing after warmup_steps = {settings.warmup_steps}; raise it or lower that"
+        findings.problems.append(Problem(table, why, settings.decay_steps))
+
+
+def _check_transfer(run: RunSettings, findings: Findings) -> None:
+    """NCCL goes from GPU to GPU, and all three must mean it."""
+    chosen = run.weights.transfer
+    for name in ("inference", "trainer", "orchestrator"):
+        own = getattr(run, name).weights_transfer
+        if own != chosen:
+            why = f"differs from weights.transfer = {chosen!r}; leave it out"
+            findings.problems.append(Problem((name, "weights_transfer"), why, own))
+    if chosen == "nccl" and run.trainer.device == "cpu":
+        why = 'sends from a GPU, but trainer.device is "cpu"; set weights.transfer = "files"'
+        findings.problems.append(Problem(("weights", "transfer"), why, chosen))
 
 
 def _check_lengths(run: RunSettings, findings: Findings) -> None:
@@ -189,7 +229,10 @@ def _check_lengths(run: RunSettings, findings: Findings) -> None:
             findings.problems.append(Problem(("inference", "vllm", "max_model_len"), why, context))
         longest = most + 1 if most is not None else context
         if longest is not None and longest > rows:
-            what = f"a prompt and max_tokens = {most}" if most is not None else f"max_model_len = {context}"
+            what = f"a prompt and max_tokens = {most}"
+            if most is None:
+                what = f"max_model_len = {context}"
+                way_out += f", or set max_tokens, to at most {rows} less the prompt"
             findings.problems.append(
                 Problem(("trainer", "row_tokens"), f"is too few for {what} {way_out}", rows)
             )

@@ -30,7 +30,8 @@ class SamplingSettings(Table):
     """The most tokens of one completion. Unset: the rest of the context."""
 
     seed: int | None = None
-    """Seed of the rollouts; each request derives its own from it, the step and the sample."""
+    """Seed of the rollouts; each request derives its own from it, the step and the sample. Unset:
+    orchestrator.seed."""
 
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further sampling parameters by vLLM's names (bad_words, allowed_token_ids, min_tokens, stop, ...)."""
@@ -43,7 +44,7 @@ class SourceSettings(Table):
     """Names the source in samples, metrics and errors."""
 
     ratio: float = Field(default=1.0, gt=0)
-    """Share of the prompts of a step, relative to the other sources."""
+    """Share of the prompts, relative to the other sources; exact over time, to within a prompt."""
 
     group_size: int | None = Field(default=None, ge=1)
     """Rollouts of each prompt. Unset: orchestrator.train.group_size."""
@@ -58,10 +59,10 @@ class SourceSettings(Table):
     """Overrides of [orchestrator.train.sampling]. A frozen generator inherits nothing: unset is up to it."""
 
     algorithm: Algorithm | None = None
-    """Unset: [orchestrator.train.algorithm], and sft for a frozen generator."""
+    """Unset: [orchestrator.train.algorithm]; for a frozen generator that one too if it is sft, else sft."""
 
     reference: EndpointSettings | None = None
-    """Unset: [orchestrator.train.reference]."""
+    """Unset: [orchestrator.train.reference], where the algorithm compares with one."""
 
     filter: list[Filter] | None = None
     """Unset: [[orchestrator.train.filter]]."""

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from .base import Name, Table, require_order
+from .base import Name, Table, Transfer, require_order
 from .inference import InferenceSettings
 from .orchestrator import OrchestratorSettings
 from .trainer import TrainerSettings
@@ -31,6 +31,14 @@ class WarmStartSettings(Table):
         return self
 
 
+class WeightsSettings(Table):
+    """How weights get from the trainer to inference; the three services take it from here."""
+
+    transfer: Transfer = "files"
+    """"files": inference reads what the trainer publishes, works everywhere with a shared directory. "nccl":
+    from GPU to GPU, through vLLM's weight transfer; the files are published all the same."""
+
+
 class RunSettings(Table):
     name: Name = "run"
     """Names the run's directory."""
@@ -38,8 +46,22 @@ class RunSettings(Table):
     runs_dir: Path = Path("runs")
     """Parent of the run's directory."""
 
+    expect_reward: float | None = None
+    """Least mean reward of the last five steps; `keptset run` ends with 1 below it. Unset: any will do."""
+
+    restarts: int = Field(default=0, ge=0)
+    """How often `keptset run` starts a service that died again without a step being finished in between. 0:
+    the run stops with the last lines of its log; `keptset resume` goes on with it."""
+
     warm_start: WarmStartSettings | None = None
     """Make the model first, if it is not cached yet; services without a model take it."""
+
+    colocated: bool = False
+    """One GPU for both: the engine sleeps while the trainer steps, and the trainer's states are in the host's
+    memory while the engine samples. Needs orchestrator.max_async_level = 0 and weights.transfer = "files"."""
+
+    weights: WeightsSettings = WeightsSettings()
+    """How weights get from the trainer to inference."""
 
     inference: InferenceSettings = InferenceSettings()
     """The server that samples."""

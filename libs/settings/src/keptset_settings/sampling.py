@@ -77,7 +77,8 @@ def check_unreplayed_sampling(s: SamplingSettings, *, ours: bool) -> list[Proble
 
     Args:
         s: Unset values are not looked at.
-        ours: It goes to our own inference servers, whose requests have keys that a user must not set.
+        ours: It goes to our own inference servers, whose parameters are known here; a foreign endpoint may
+            have any others.
     """
     problems = [*check_max_tokens(s.max_tokens), *check_seed(s.seed)]
     if s.temperature is not None and not 0 <= s.temperature <= MAX_TEMPERATURE:
@@ -88,15 +89,9 @@ def check_unreplayed_sampling(s: SamplingSettings, *, ours: bool) -> list[Proble
         problems.append(Problem(("top_k",), "must be at least 1; -1 switches it off", s.top_k))
     if s.min_p is not None:
         problems += check_min_p(s.min_p)
-    for name, value in s.extra_body.items():
-        path = ("extra_body", name)
-        if has_null(value):
-            problems.append(Problem(path, "holds a null, which TOML has not; leave it out for the default"))
-        elif name in ELSEWHERE:
-            problems.append(Problem(path, f"does not belong here; {ELSEWHERE[name]}", value))
-        elif ours and name in OURS:
-            problems.append(Problem(path, f"is decided by Keptset: {OURS[name]}; remove it", value))
-    return problems
+    if ours:
+        return [*problems, *check_extra_body(s.extra_body, s.max_tokens, replayed=False)]
+    return [*problems, *check_foreign_body(s.extra_body)]
 
 
 def check_temperature(temperature: float) -> list[Problem]:
@@ -149,14 +144,22 @@ def check_max_tokens(max_tokens: int | None) -> list[Problem]:
 
 
 def check_seed(seed: int | None) -> list[Problem]:
-    """Nothing negative: -1 means unseeded to vLLM."""
+    """Nothing negative: -1 means unseeded to vLLM, and here every rollout has a seed."""
     if seed is None or seed >= 0:
         return []
-    return [Problem(("seed",), "must be at least 0; leave it out for rollouts that differ each time", seed)]
+    return [Problem(("seed",), "must be at least 0; leave it out to take orchestrator.seed", seed)]
 
 
-def check_extra_body(extra_body: Mapping[str, Any], max_tokens: int | None) -> list[Problem]:
-    """Only what is known to be harmless passes; everything else says where it belongs or why it cannot be."""
+def check_extra_body(
+    extra_body: Mapping[str, Any], max_tokens: int | None, *, replayed: bool = True
+) -> list[Problem]:
+    """Only what is known passes; everything else says where it belongs or why it cannot be.
+
+    Args:
+        extra_body: For our own inference servers.
+        max_tokens: Of the same sampling.
+        replayed: The trainer replays it, so that what bends logits is refused.
+    """
     problems = []
     for name, value in extra_body.items():
         path = ("extra_body", name)
@@ -165,8 +168,12 @@ def check_extra_body(extra_body: Mapping[str, Any], max_tokens: int | None) -> l
         elif name in ELSEWHERE:
             problems.append(Problem(path, f"does not belong here; {ELSEWHERE[name]}", value))
         elif name in BENDING:
-            if not any(value == neutral and _truth(value) == _truth(neutral) for neutral in BENDING[name]):
+            if replayed and not any(
+                value == neutral and _truth(value) == _truth(neutral) for neutral in BENDING[name]
+            ):
                 problems.append(Problem(path, _BENDS, value))
+            elif not replayed and not BENDING_FORMS[name][1](value):
+                problems.append(Problem(path, f"must be {BENDING_FORMS[name][0]}", value))
         elif name in OURS:
             problems.append(Problem(path, f"is decided by Keptset: {OURS[name]}; remove it", value))
         elif name in HARMLESS:
@@ -178,6 +185,20 @@ def check_extra_body(extra_body: Mapping[str, Any], max_tokens: int | None) -> l
         else:
             hint = suggestion(name, [*HARMLESS, *ELSEWHERE])
             problems.append(Problem(path, f"unknown sampling parameter, {hint}", value))
+    return problems
+
+
+def check_foreign_body(extra_body: Mapping[str, Any]) -> list[Problem]:
+    """Further parameters of an endpoint that is not ours: all but those that Keptset sets itself."""
+    problems = []
+    for name, value in extra_body.items():
+        path = ("extra_body", name)
+        if has_null(value):
+            problems.append(Problem(path, "holds a null, which TOML has not; leave it out for the default"))
+        elif name in FOREIGN_ELSEWHERE:
+            problems.append(Problem(path, f"does not belong here; {FOREIGN_ELSEWHERE[name]}", value))
+        elif name in FOREIGN_OURS:
+            problems.append(Problem(path, f"is decided by Keptset: {FOREIGN_OURS[name]}; remove it", value))
     return problems
 
 
@@ -203,6 +224,10 @@ def _text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
+def _number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
 def _truth(value: Any) -> bool:
     return isinstance(value, bool)
 
@@ -222,17 +247,30 @@ BENDING: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "thinking_token_budget": (),
     "watermarking": (False,),
-    "logits_processors": ([],),
 }
 """Keys that change logits, and the values with which they do not."""
 
+BENDING_FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "presence_penalty": ("a number from -2 to 2", lambda v: _number(v) and -2 <= v <= 2),
+    "frequency_penalty": ("a number from -2 to 2", lambda v: _number(v) and -2 <= v <= 2),
+    "repetition_penalty": ("a finite number above 0", lambda v: _number(v) and 0 < v < float("inf")),
+    "logit_bias": (
+        "a table of numbers by token id",
+        lambda v: isinstance(v, dict) and all(key.isdecimal() and _number(v[key]) for key in v),
+    ),
+    "thinking_token_budget": ("a whole number of at least -1, which is no bound", _whole(-1)),
+    "watermarking": ("true or false", _truth),
+}
+"""What they must be where they may act: in an evaluation, which would stop the run when its turn comes."""
+
 _FIELD = "set {} in the sampling table itself"
+_GROUP = "set group_size of the source, or orchestrator.train.group_size for all that are trained on"
 
 ELSEWHERE: dict[str, str] = {
     **{name: _FIELD.format(name) for name in (*NEUTRAL, "max_tokens", "seed")},
     "max_completion_tokens": _FIELD.format("max_tokens"),
-    "n": "set orchestrator.train.group_size",
-    "best_of": "set orchestrator.train.group_size",
+    "n": _GROUP,
+    "best_of": _GROUP,
     "model": "set inference.model",
     "response_format": "set structured_outputs",
     "guided_json": "set structured_outputs",
@@ -241,6 +279,24 @@ ELSEWHERE: dict[str, str] = {
     "guided_grammar": "set structured_outputs",
 }
 """Keys that have a setting of their own."""
+
+FOREIGN_ELSEWHERE: dict[str, str] = {
+    **{name: ELSEWHERE[name] for name in (*NEUTRAL, "max_tokens", "seed", "n", "best_of")},
+    "model": "set model in [generator]",
+}
+"""The same for an endpoint that is not ours, which may know max_completion_tokens or response_format only."""
+
+FOREIGN_OURS: dict[str, str] = {
+    "messages": "they are the prompt of the environment",
+    "prompt": "it is that of the environment",
+    "stream": "rollouts are asked for in one piece",
+    "stream_options": "rollouts are asked for in one piece",
+}
+"""Keys of a request to an endpoint that is not ours which would replace what it is about."""
+
+_MASKS_ASKED = "truncation asks for masks by itself, and an evaluation for none"
+
+_TEXT = "rollouts are token ids, and a reward sees the text of all that were sampled"
 
 OURS: dict[str, str] = {
     "logprobs": "the sampled token's logprob comes with every rollout",
@@ -251,14 +307,18 @@ OURS: dict[str, str] = {
     "top_logprobs": "the sampled token's logprob comes with every rollout",
     "flat_logprobs": "it is a matter between inference and the engine",
     "detokenize": "rollouts are token ids",
+    "include_stop_str_in_output": f"{_TEXT}, the stop string with them",
+    "skip_special_tokens": f"{_TEXT}, special ones with their names",
+    "spaces_between_special_tokens": f"{_TEXT}, without spaces between special ones",
+    "logits_processors": "requests bring none, and those of the engine could not be replayed",
     "output_kind": "rollouts are asked for in one piece",
     "stream": "rollouts are asked for in one piece",
     "stream_interval": "rollouts are asked for in one piece",
     "skip_clone": "it is a matter between inference and the engine",
     "extra_args": "it carries the request for masks",
     "vllm_xargs": "it carries the request for masks",
-    "kept_tokens": "truncation asks for masks by itself",
-    "return_sampling_mask": "truncation asks for masks by itself",
+    "kept_tokens": _MASKS_ASKED,
+    "return_sampling_mask": _MASKS_ASKED,
     "token_ids": "they are the prompt of the environment",
     "request_id": "it names the rollout",
 }
@@ -267,12 +327,16 @@ OURS: dict[str, str] = {
 HARMLESS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "stop": ("text or a list of texts, none empty", lambda v: _text(v) or _list_of(_text)(v)),
     "stop_token_ids": ("a list of token ids", _list_of(_whole(0))),
-    "include_stop_str_in_output": ("true or false", _truth),
     "ignore_eos": ("true or false", _truth),
-    "skip_special_tokens": ("true or false", _truth),
-    "spaces_between_special_tokens": ("true or false", _truth),
     "skip_reading_prefix_cache": ("true or false", _truth),
-    "repetition_detection": ("a table", lambda v: isinstance(v, dict)),
+    "repetition_detection": (
+        "a table of max_pattern_size, min_pattern_size and min_count, whole numbers of at least 0",
+        lambda v: (
+            isinstance(v, dict)
+            and v.keys() <= {"max_pattern_size", "min_pattern_size", "min_count"}
+            and all(map(_whole(0), v.values()))
+        ),
+    ),
     "min_tokens": ("a whole number of at least 0", _whole(0)),
     "bad_words": ("a list of texts, none empty", _list_of(_text)),
     "allowed_token_ids": ("a list of at least one token id", _list_of(_whole(0), 1)),

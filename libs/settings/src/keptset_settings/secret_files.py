@@ -10,7 +10,7 @@ from .errors import Path as SettingPath
 from .errors import Problem, SettingsError
 from .run import RunSettings
 from .schema import is_secret, settings
-from .toml import variable
+from .toml import secrets, variable
 
 SUFFIX = "_FILE"
 
@@ -22,6 +22,17 @@ def secret_file_variables() -> dict[str, tuple[str, ...]]:
         for setting in settings(RunSettings)
         if is_secret(setting.field.annotation)
     }
+
+
+def secret_variables() -> set[str]:
+    """Names of all variables that may hold a secret or name its file."""
+    files = secret_file_variables()
+    return files.keys() | {variable(path) for path in files.values()}
+
+
+def set_secrets(run: RunSettings) -> list[str]:
+    """The variables of the secrets that a run has."""
+    return [variable(path) for path, _ in secrets(run)]
 
 
 def read_secret_files(environment: Mapping[str, str]) -> dict[tuple[str, ...], str]:

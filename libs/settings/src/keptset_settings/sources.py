@@ -15,10 +15,12 @@ from pydantic_settings import BaseSettings, EnvSettingsSource
 
 from .errors import Path, Problem, SettingsError
 from .explain import known_keys, unknown_key
+from .kinds import leave_kinds
 from .run import RunSettings
 from .schema import MISSING, annotation_at, child, is_open, is_structured
 from .secret_files import read_secret_files, secret_file_variables
 from .toml import DELIMITER, PREFIX
+from .toml_types import loose_types
 
 Tree = dict[str, Any]
 Options = Sequence[tuple[tuple[str, ...], str]]
@@ -53,9 +55,15 @@ class Gathered:
     layers: Sequence[_Layer]
     """The sources, the winning one first."""
 
+    notes: Sequence[Problem] = ()
+    """What was left out because a kind took the place of another."""
+
+    problems: Sequence[Problem] = ()
+    """What a file wrote in a type that is not the setting's."""
+
     def origin(self, path: Path) -> str | None:
         """Which option, variable or file set this path; None if it is a default."""
-        return next((layer.name(path) for layer in self.layers if path and _holds(layer.tree, path)), None)
+        return _origin(self.layers, path)
 
 
 def gather(files: Sequence[FilePath], options: Options, service: str | None) -> Gathered:
@@ -81,11 +89,16 @@ def gather(files: Sequence[FilePath], options: Options, service: str | None) -> 
         _Layer(environment, partial(_variable, names)),
         *from_files,
     ]
-    return Gathered(merge(*[layer.tree for layer in reversed(layers)]), whole_run, layers)
+    tree, notes = Tree(), list[Problem]()
+    for n in range(len(layers) - 1, -1, -1):
+        notes += leave_kinds(tree, layers[n].tree, layers[n].name, partial(_origin, layers[n + 1 :]))
+        tree = merge(tree, layers[n].tree)
+    loose = [problem for layer in from_files for problem in loose_types(layer.tree, layer.name(()))]
+    return Gathered(tree, whole_run, layers, notes, loose)
 
 
 def merge(*trees: Mapping[str, Any]) -> Tree:
-    """Later trees win, key by key; lists are replaced as a whole."""
+    """Later trees win, key by key; lists are replaced as a whole. The trees themselves stay as they are."""
     merged: Tree = {}
     for tree in trees:
         for key, value in tree.items():
@@ -213,6 +226,11 @@ def _assign(tree: Tree, path: tuple[str, ...], text: str) -> None:
             tree[key] = {}
         tree = tree[key]
     tree[path[-1]] = parse_value(text) if parse else text
+
+
+def _origin(layers: Sequence[_Layer], path: Path) -> str | None:
+    """How the first of these sources that holds a path names it; None if none does."""
+    return next((layer.name(path) for layer in layers if path and _holds(layer.tree, path)), None)
 
 
 def _holds(tree: Any, path: Path) -> bool:

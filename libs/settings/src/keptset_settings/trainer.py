@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from .base import OFF, Table, require_band
+from .base import OFF, Table, Transfer, require_band
 
 
 class ClippedRatioLoss(Table):
@@ -73,7 +73,15 @@ class OptimizerSettings(Table):
     """AdamW."""
 
     lr: float = Field(default=1e-6, gt=0)
-    """Learning rate."""
+    """Learning rate; with a schedule, the highest."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after the warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises to lr."""
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Steps, the warm-up's among them, until the learning rate is min_lr. A run takes orchestrator.steps."""
+    min_lr: float = Field(default=0.0, ge=0)
+    """What the learning rate falls to."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay rates of the two moments."""
     eps: float = Field(default=1e-8, gt=0)
@@ -82,6 +90,18 @@ class OptimizerSettings(Table):
     """Decoupled weight decay."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this norm."""
+
+    @model_validator(mode="after")
+    def _schedule(self) -> Self:
+        if self.schedule == "constant" and (self.decay_steps is not None or self.min_lr):
+            name = "min_lr" if self.decay_steps is None else "decay_steps"
+            raise ValueError(
+                f'{name} does nothing while schedule = "constant"; set schedule = "linear" or "cosine", '
+                "or leave it out"
+            )
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr = {self.min_lr:g} is above lr = {self.lr:g}; lower it")
+        return self
 
 
 class TrainerSettings(Table):
@@ -116,8 +136,11 @@ class TrainerSettings(Table):
     """Where to train; auto takes CUDA if there is one."""
 
     ranks: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
-    """Processes that train together, one a GPU, the weights sharded over them (FSDP2); auto = one for each
-    visible GPU."""
+    """Processes that train together, one a GPU; auto = one for each visible GPU."""
+
+    sharding: Literal["auto", "full", "optimizer"] = "auto"
+    """What each of several ranks holds a part of: "full" = all weights (FSDP2), "optimizer" = the float32
+    weights and moments, with the model whole on every rank: faster; auto takes it on GPUs with the room."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type that the model computes in and is published in; auto is float32 on a CPU and as the model is
@@ -129,6 +152,10 @@ class TrainerSettings(Table):
 
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile of the model's layers; auto is on with CUDA."""
+
+    cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    """Record the layers' kernels and launch them together, as a host may be slower than its GPU; rows are
+    filled up to few lengths. auto = if it is possible: bfloat16 on CUDA, varlen attention, whole weights."""
 
     checkpointing: Literal["off", "selective", "full"] = "off"
     """Activations computed again in the backward pass: none, all but those of matmuls and attention, all."""
@@ -152,8 +179,26 @@ class TrainerSettings(Table):
     max_batch_bytes: int = Field(default=1 << 30, ge=1)
     """The largest batch that ingest accepts."""
 
+    max_waiting_batches: int = Field(default=64, ge=2)
+    """Accepted batches that may wait to be trained; the next one is answered with 429 until a step is done.
+    An orchestrator hands in two at most."""
+
+    weights_transfer: Transfer | None = None
+    """Whether inference may also be sent the weights: "nccl" (CUDA). A run takes weights.transfer."""
+
+    bucket_bytes: int = Field(default=256 << 20, ge=1)
+    """Bytes of weights that are sent at a time, at least; inference needs two such buffers on its GPU."""
+
+    gpu_lock: Path | None = None
+    """File by whose lock engines and trainer take turns on a GPU. If set, the trainer's states are on the GPU
+    only while it steps. A run with colocated = true takes runs/<name>/gpu.lock."""
+
     keep_weights: int = Field(default=3, ge=2)
     """Published versions that stay on disk."""
+
+    keep_batches: int = Field(default=2, ge=2)
+    """Trained batches that stay on disk, for `keptset replay`, which needs the weights before them as well:
+    keep_weights at least one more."""
 
     unsafe_ignore_kept_tokens: bool = False
     """For comparison only: train as if no masks had come. Marks every metric row."""
