@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,17 @@ class Arm:
     sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters beside the common ones."""
 
-    def environment(self) -> dict[str, str]:
-        """Of the process that samples."""
-        quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-        quiet |= {"TRANSFORMERS_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-        return os.environ | quiet | {RUNNER: {"V1": "0", "V2": "1"}[self.runner]}
+    def environment(self, cache: Path) -> dict[str, str]:
+        """Of the process that samples.
+
+        Args:
+            cache: where vLLM keeps what it compiles: a directory of its own, since all arms start at the same
+                time.
+        """
+        quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+        offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        arm = {RUNNER: {"V1": "0", "V2": "1"}[self.runner], "VLLM_CACHE_ROOT": str(cache)}
+        return quiet | os.environ | offline | arm
 
 
 ARMS = {
@@ -74,7 +81,9 @@ SETS = {
 
 
 def interval(ratios: list[float]) -> dict[str, float]:
-    """Geometric mean of the pairs' ratios and its 95 % interval, by resampling the pairs."""
+    """Geometric mean of the pairs' ratios and its 95 % interval, by resampling the pairs; and their median,
+    which a run that something held up does not move.
+    """
     logs = np.log(np.asarray(ratios))
     drawn = np.random.default_rng(0).choice(logs, (10_000, len(logs)))
     low, high = np.exp(np.percentile(drawn.mean(1), [2.5, 97.5]))
@@ -83,6 +92,7 @@ def interval(ratios: list[float]) -> dict[str, float]:
         "ratio": round(float(np.exp(logs.mean())), 4),
         "low": round(float(low), 4),
         "high": round(float(high), 4),
+        "median": round(float(np.exp(np.median(logs))), 4),
     }
 
 
@@ -101,6 +111,13 @@ def order(names: list[str], round_: int) -> list[str]:
     return names if round_ % 2 == 0 else names[::-1]
 
 
+def shares(args: argparse.Namespace, start: float) -> list[tuple[str, float]]:
+    """Each of `--sets` and until when its rounds may start: equal parts of what starting has left."""
+    sets, now = args.sets.split(","), time.monotonic()
+    left = start + args.budget_seconds - now
+    return [(name, now + left * place / len(sets)) for place, name in enumerate(sets, start=1)]
+
+
 def options(description: str | None, arms: list[str]) -> argparse.ArgumentParser:
     """What all comparisons are told on the command line."""
     parser = argparse.ArgumentParser(
@@ -114,11 +131,50 @@ def options(description: str | None, arms: list[str]) -> argparse.ArgumentParser
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--budget-seconds", type=float, default=500, help="no round starts after this")
-    parser.add_argument("--memory", type=float, default=0.1, help="of the GPU, for each engine or server")
+    parser.add_argument("--cache-gib", type=float, default=10, help="key-value cache of each engine")
     parser.add_argument("--engine", type=json.loads, default={}, help="more engine arguments, as JSON")
     parser.add_argument("--cpu", action="store_true", help="does the script run?")
     parser.add_argument("--output", type=Path)
     return parser
 
 
-__all__ = ["ARMS", "PAIRS", "SETS", "Arm", "compare", "interval", "options", "order"]
+def common_arguments(args: argparse.Namespace, arm: Arm) -> dict[str, Any]:
+    """Of the engine of an arm, from the command line of `options`.
+
+    The size of the cache is given and not measured, so that engines that share a GPU can start at the same
+    time.
+    """
+    engine: dict[str, Any] = {"max_model_len": args.prompt + args.tokens + 16, "max_num_seqs": args.requests}
+    engine |= {"enable_prefix_caching": False, "seed": 0}
+    engine |= {"dtype": "float32"} if args.cpu else shared_memory(args.cache_gib)
+    return engine | arm.engine | args.engine
+
+
+def write(args: argparse.Namespace, results: dict[str, Any]) -> None:
+    """What there is so far, to `--output`."""
+    if args.output is None:
+        return
+    head = {"model": Path(args.model).name, "requests": args.requests, "tokens": args.tokens}
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(json.dumps(head | {"results": results}, indent=1) + "\n")
+
+
+def shared_memory(cache_gib: float) -> dict[str, Any]:
+    """Engine arguments with which several engines share a GPU."""
+    return {"kv_cache_memory_bytes": int(cache_gib * 2**30), "gpu_memory_utilization": 0.05}
+
+
+__all__ = [
+    "ARMS",
+    "PAIRS",
+    "SETS",
+    "Arm",
+    "common_arguments",
+    "compare",
+    "interval",
+    "options",
+    "order",
+    "shared_memory",
+    "shares",
+    "write",
+]

@@ -31,6 +31,7 @@ from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from kept_tokens.messages import encode
+from keptset_inference.capture.carried import carry, joined, spread
 from keptset_inference.capture.csr import keep_csr
 from keptset_inference.capture.flag import mark
 from keptset_inference.capture.packed import pack_rows
@@ -73,6 +74,8 @@ def steps(
                     finish_reason=FinishReason.LENGTH if step == tokens - 1 else None,
                 )
             )
+        if packed and requests > 1:
+            carry(outputs, range(requests), joined([one.new_sampling_mask.token_ids for one in outputs]))
         message = encoder.encode(EngineCoreOutputs(outputs=outputs, weight_version="v000001"))
         yield [bytes(part) for part in message]
 
@@ -134,6 +137,7 @@ def measure(requests: int, tokens: int, messages: list[list[bytes]], answer: Ans
     for message in messages:
         times = [time.process_time()]
         outputs = decoder.decode(message)
+        spread(outputs.outputs)
         times.append(time.process_time())
         done = processor.process_outputs(outputs.outputs, None, None, outputs.weight_version)
         times.append(time.process_time())

@@ -9,6 +9,7 @@ does on average in a trained model. Only SmolLM2 has a tokenizer that means anyt
 """
 
 import argparse
+import copy
 from pathlib import Path
 
 import torch
@@ -91,7 +92,13 @@ def smollm2(directory: Path) -> None:
         )
     (file,) = Path(found.origin).parent.rglob("*.gguf")
     kwargs = {"gguf_file": file.name}
-    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.bfloat16, **kwargs)
+    quantised = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.bfloat16, **kwargs)
+    # Its weights are plain by now, but transformers saves no model that came out of a GGUF file.
+    config = copy.deepcopy(quantised.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.load_state_dict(quantised.state_dict())
     model.save_pretrained(directory)
     AutoTokenizer.from_pretrained(file.parent, **kwargs).save_pretrained(directory)
 

@@ -6,21 +6,26 @@
 
 Each arm is a process of its own with its engine; all live at the same time and share the GPU, one works at a
 time.
-A batch is 256 requests of 256 tokens, all at once. What counts is tokens a second, paired within a round.
+A batch is 256 requests of 256 tokens, all at once. What counts is tokens a second, paired within a round: of
+the whole batch (`compared`), and of the steps with all requests in them (`compared_steps`: requests over the
+median time from a step to the next), which neither prompts nor a pause of the machine touch.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from arms import ARMS, SETS, Arm, compare, options, order
+from arms import ARMS, SETS, Arm, common_arguments, compare, options, order, shares, write
 
 START_SECONDS = 400
 
@@ -35,38 +40,40 @@ def main() -> None:
         return
     start = time.monotonic()
     with ExitStack() as stack:
-        engines = {}
-        for name in args.arms.split(","):  # one after the other: each measures what memory is free
+        engines = {name: stack.enter_context(Engine(name)) for name in args.arms.split(",")}
+        for name in list(engines):  # all start at the same time
             try:
-                engines[name] = stack.enter_context(Engine(name))
+                engines[name].wait()
                 print(f"{name}: ready after {time.monotonic() - start:.0f} s", flush=True)
             except RuntimeError as error:
                 print(f"{name}: {error}", flush=True)
+                del engines[name]
         results: dict[str, Any] = {}
-        for sets in args.sets.split(","):
-            results[sets] = rounds(engines, sets, args, start)
-            print(json.dumps({sets: results[sets]["compared"]}, indent=1), flush=True)
-    if args.output is not None:
-        head = {"model": Path(args.model).name, "requests": args.requests, "tokens": args.tokens}
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(head | {"results": results}, indent=1) + "\n")
+        for sets, until in shares(args, start):
+            results[sets] = rounds(engines, sets, args, until)
+            shown = {name: results[sets][name] for name in ("compared", "compared_steps")}
+            print(json.dumps({sets: shown}, indent=1), flush=True)
+            write(args, results)
+        for engine in engines.values():  # all at the same time; leaving waits for each
+            engine.end()
+    if missing := set(args.arms.split(",")) - set(engines):
+        sys.exit(f"did not start: {sorted(missing)}")
 
 
-def rounds(engines: dict[str, "Engine"], sets: str, args: argparse.Namespace, start: float) -> dict[str, Any]:
+def rounds(engines: dict[str, "Engine"], sets: str, args: argparse.Namespace, until: float) -> dict[str, Any]:
     """One warm-up, then rounds until the budget is used up."""
     for engine in engines.values():
         engine.batch(sets)
     batches: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
-    shares = len(args.sets.split(","))
-    place = args.sets.split(",").index(sets) + 1
     for round_ in range(args.rounds):
-        if time.monotonic() - start > args.budget_seconds * place / shares:
+        if time.monotonic() > until:
             break
         for name in order(list(engines), round_):
             batches[name].append(engines[name].batch(sets))
             print(f"{sets}, round {round_}, {name}: {batches[name][-1]}", flush=True)
-    rates = {name: [batch["tokens_per_second"] for batch in found] for name, found in batches.items()}
-    return {"batches": batches, "compared": compare(rates)}
+    of = lambda what: {name: [batch[what] for batch in found] for name, found in batches.items()}  # noqa: E731
+    compared, steps = compare(of("tokens_per_second")), compare(of("steps_tokens_per_second"))
+    return {"batches": batches, "compared": compared, "compared_steps": steps}
 
 
 class Engine:
@@ -74,29 +81,34 @@ class Engine:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.cache = tempfile.TemporaryDirectory(prefix="keptset-benchmark-")
 
     def __enter__(self) -> "Engine":
         self.process = subprocess.Popen(
             [sys.executable, __file__, *sys.argv[1:], "--child", self.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=ARMS[self.name].environment(),
+            env=ARMS[self.name].environment(Path(self.cache.name)),
             text=True,
         )
-        try:
-            self._answer()
-        except BaseException:
-            self.__exit__()
-            raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Ask it to end."""
         assert self.process.stdin is not None
-        self.process.stdin.close()  # the child ends
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
         try:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
+
+    def wait(self) -> None:
+        """Until it is ready; RuntimeError if its process ended."""
+        self._answer()
 
     def batch(self, sets: str) -> dict[str, float]:
         """Let it run one batch."""
@@ -115,10 +127,34 @@ class Engine:
 async def child(args: argparse.Namespace, arm: Arm) -> None:
     """Run batches as they are asked for; ends with its input."""
     async with engine_of(args, arm) as engine:
+        steps = watch_steps(engine)
         answer({})
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            answer(await batch(engine, args, arm, json.loads(line)["sets"]))
+            steps.clear()
+            measured = await batch(engine, args, arm, json.loads(line)["sets"])
+            answer(measured | {"steps_tokens_per_second": steady_rate(steps, args.requests)})
+
+
+def watch_steps(engine: Any) -> list[tuple[float, int]]:
+    """When the message of each step arrives, and how many requests are in it; grows by itself."""
+    core, seen = engine.engine_core, []
+    get = core.get_output_async
+
+    async def watched() -> Any:
+        outputs = await get()
+        seen.append((time.monotonic(), len(outputs.outputs)))
+        return outputs
+
+    core.get_output_async = watched
+    return seen
+
+
+def steady_rate(steps: list[tuple[float, int]], requests: int) -> float:
+    """Tokens a second while all requests are decoded, from the median step."""
+    pairs = itertools.pairwise(steps)
+    gaps = [after - before for (before, _), (after, count) in pairs if count == requests]
+    return round(requests / statistics.median(gaps), 1) if gaps else 0.0
 
 
 def answer(what: dict[str, float]) -> None:
@@ -128,10 +164,7 @@ def answer(what: dict[str, float]) -> None:
 
 def engine_of(args: argparse.Namespace, arm: Arm) -> Any:
     """The arm's engine, as an asynchronous context."""
-    engine: dict[str, Any] = {"max_model_len": args.prompt + args.tokens + 16, "max_num_seqs": args.requests}
-    engine |= {"enable_prefix_caching": False, "seed": 0, "disable_log_stats": True}
-    engine |= {"dtype": "float32"} if args.cpu else {"gpu_memory_utilization": args.memory}
-    engine |= arm.engine | args.engine
+    engine = {"disable_log_stats": True} | common_arguments(args, arm)
     if not arm.ours:
         return stock_engine(args.model, engine)
     from keptset_inference.environment import prepare_environment

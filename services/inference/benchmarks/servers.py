@@ -22,7 +22,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from arms import ARMS, SETS, Arm, compare, options, order
+import tomli_w
+from arms import ARMS, SETS, Arm, common_arguments, compare, options, order, shares, write
 
 MSGPACK = " MessagePack"
 START_SECONDS = 400
@@ -40,21 +41,24 @@ def main() -> None:
     with ExitStack() as stack:
         servers: dict[str, Server] = {}
         for name in dict.fromkeys(name.removesuffix(MSGPACK) for name in names):
+            servers[name] = stack.enter_context(Server(name, args))
+        for name in list(servers):  # all start at the same time
             try:
-                servers[name] = stack.enter_context(Server(name, args))
+                servers[name].wait()
                 print(f"{name}: ready after {time.monotonic() - start:.0f} s", flush=True)
             except RuntimeError as error:
                 print(f"{name}: {error}", flush=True)
+                del servers[name]
         names = [name for name in names if name.removesuffix(MSGPACK) in servers]
         results: dict[str, Any] = {}
-        for place, sets in enumerate(args.sets.split(","), start=1):
-            until = start + args.budget_seconds * place / len(args.sets.split(","))
+        for sets, until in shares(args, start):
             results[sets] = rounds(servers, names, sets, args, until)
             print(json.dumps({sets: results[sets]["compared"]}, indent=1), flush=True)
-    if args.output is not None:
-        head = {"model": Path(args.model).name, "requests": args.requests, "tokens": args.tokens}
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(head | {"results": results}, indent=1) + "\n")
+            write(args, results)
+        for server in servers.values():  # all at the same time; leaving waits for each
+            server.end()
+    if missing := {name.removesuffix(MSGPACK) for name in args.arms.split(",")} - set(servers):
+        sys.exit(f"did not start: {sorted(missing)}")
 
 
 def rounds(
@@ -82,7 +86,7 @@ def rounds(
 
 
 class Server:
-    """A server process, healthy from `__enter__` on."""
+    """A server process; healthy after `wait`."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self.arm: Arm = ARMS[name]
@@ -90,10 +94,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.directory = tempfile.TemporaryDirectory(prefix="keptset-benchmark-")
-        engine: dict[str, Any] = {"max_model_len": args.prompt + args.tokens + 16, "seed": 0}
-        engine |= {"max_num_seqs": args.requests, "enable_prefix_caching": False}
-        engine |= {"dtype": "float32"} if args.cpu else {"gpu_memory_utilization": args.memory}
-        engine |= self.arm.engine | args.engine
+        engine = common_arguments(args, self.arm)
         self.command = self._ours(args, engine) if self.arm.ours else self._stock(args, engine)
 
     def _ours(self, args: argparse.Namespace, engine: dict[str, Any]) -> list[str]:
@@ -105,10 +106,8 @@ class Server:
             "mask_padded_ids": False,  # the tokenizer of a random model says nothing
             "vllm": engine,
         }
-        lines = [f"[inference]\n{_toml({k: v for k, v in settings.items() if k != 'vllm'})}"]
-        lines += [f"[inference.vllm]\n{_toml(engine)}"]
         config = Path(self.directory.name) / "inference.toml"
-        config.write_text("\n".join(lines))
+        config.write_text(tomli_w.dumps({"inference": settings}))
         return [sys.executable, "-m", "keptset_inference", "--config", str(config)]
 
     def _stock(self, args: argparse.Namespace, engine: dict[str, Any]) -> list[str]:
@@ -120,13 +119,20 @@ class Server:
             if isinstance(value, bool):
                 command.append(f"--{flag}" if value else f"--no-{flag}")
             else:
-                command += [f"--{flag}", str(value)]
+                command += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
         return command
 
     def __enter__(self) -> "Server":
         self.process = subprocess.Popen(
-            self.command, env=self.arm.environment(), stdin=subprocess.DEVNULL, start_new_session=True
+            self.command,
+            env=self.arm.environment(Path(self.directory.name)),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
+        return self
+
+    def wait(self) -> None:
+        """Until it is healthy; RuntimeError if it will not be."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -134,14 +140,17 @@ class Server:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
                     if answer.status == 200:
-                        return self
+                        return
             except OSError:
                 time.sleep(0.5)
-        self.__exit__()
         raise RuntimeError(f"not healthy after {START_SECONDS} s")
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Ask it to end."""
         self.process.terminate()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
         try:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
@@ -177,10 +186,6 @@ class Server:
         """Seconds of the API process, its threads included; the engine has processes of its own."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _toml(table: dict[str, Any]) -> str:
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items() if value is not None)
 
 
 if __name__ == "__main__":

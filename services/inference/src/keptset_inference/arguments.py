@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
@@ -22,6 +23,7 @@ ROWS: dict[Kind, str] = {
     "native": "keptset_inference.capture.native_rows:NativeRows",
 }
 WORKER = "keptset_inference.capture.worker.KeptsetWorker"
+WORKER_EXTENSION = "keptset_inference.weights.worker.ReceivesWeights"
 SEED_SAFE_WORKER = "keptset_inference.cpu_seeds.SeedSafeCPUWorker"
 SCHEDULERS = {
     False: "keptset_inference.capture.scheduler.KeptScheduler",
@@ -60,7 +62,21 @@ def engine_arguments(settings: InferenceSettings) -> AsyncEngineArgs:
         if name not in known:
             hint = did_you_mean(name, known, "see `vllm serve --help` for the names")
             raise StartError(f"inference.vllm.{name}: vLLM has no such engine argument, {hint}")
+    if extension := settings.vllm.get("worker_extension_cls"):
+        raise StartError(
+            f"inference.vllm.worker_extension_cls = {extension!r}: vLLM takes one, and weights are loaded by "
+            "ours; leave it out"
+        )
     given = _defaults() | settings.vllm
+    if settings.weights_transfer == "nccl":
+        if current_platform.is_cpu():
+            raise StartError(
+                'weights.transfer = "nccl" goes from GPU to GPU, but this engine runs on a CPU: set '
+                'weights.transfer = "files"'
+            )
+        given.setdefault("weight_transfer_config", WeightTransferConfig(backend="nccl"))
+    if settings.gpu_lock is not None and frees_memory():
+        given["enable_sleep_mode"] = True
     if settings.fp32_lm_head:
         given["hf_overrides"] = _float32_head(given.get("hf_overrides"))
     if settings.enable_return_sampling_mask:
@@ -71,12 +87,19 @@ def engine_arguments(settings: InferenceSettings) -> AsyncEngineArgs:
         raise StartError(f"inference.vllm: {error}") from error
 
 
+def frees_memory() -> bool:
+    """Whether memory leaves the device when vLLM sleeps here."""
+    return current_platform.is_sleep_mode_available()
+
+
 def _defaults() -> dict[str, Any]:
     defaults: dict[str, Any] = {
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "shutdown_timeout": DRAIN_SECONDS,
         "load_format": "safetensors",  # other formats may be pickles; whoever needs one names it
+        # A progress bar that cannot be written, as the log's disk is full, ends an update half-way.
+        "use_tqdm_on_load": False,
     }
     if current_platform.is_cpu():
         defaults["enforce_eager"] = True
@@ -149,6 +172,7 @@ def resolved_config(arguments: AsyncEngineArgs, *, capture: Kind | None) -> Vllm
         arguments.logits_processors = [ROWS[capture]]
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     parallel = config.parallel_config
+    parallel.worker_extension_cls = WORKER_EXTENSION
     if current_platform.is_cpu() and parallel.pipeline_parallel_size > 1:
         raise StartError(
             f"inference.vllm.pipeline_parallel_size = {parallel.pipeline_parallel_size}: vLLM's CPU engine "
@@ -201,6 +225,11 @@ def _check_native(config: VllmConfig) -> None:
         "speculative_config.enable_adaptive_verification is on: leave it out",
     )
     _refuse_resolved(
+        drafts is not None and drafts.rejection_sample_method == "synthetic",
+        "speculative_config.rejection_sample_method is 'synthetic', which takes drafts whatever their "
+        "probability, so that logprobs are not those of what was sampled: leave it out",
+    )
+    _refuse_resolved(
         bool(config.parallel_config.enable_batch_sharded_sampling),
         "enable_batch_sharded_sampling is on: leave it out",
     )
@@ -213,4 +242,4 @@ def _refuse_resolved(there: bool, problem: str) -> None:
         raise StartError(f"capture cannot be served: {problem}")
 
 
-__all__ = ["DRAIN_SECONDS", "engine_arguments", "resolved_config"]
+__all__ = ["DRAIN_SECONDS", "engine_arguments", "frees_memory", "resolved_config"]

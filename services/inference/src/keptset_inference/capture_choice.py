@@ -5,6 +5,7 @@ The model runner follows from it, and vLLM reads that from the environment.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from keptset_settings import InferenceSettings
@@ -13,6 +14,8 @@ from .errors import StartError
 
 Kind = Literal["v1", "native"]
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+V1_ALONE = ("enable_dbo", "ubatch_size")
+"""Engine arguments that vLLM's V2 model runner does not serve."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,21 @@ class Choice:
     reason: str
 
 
-def choose_capture(settings: InferenceSettings, environ: Mapping[str, str]) -> Choice | None:
+def is_gpu_build() -> bool:
+    """Whether the vLLM that is installed is one for GPUs; it is not imported."""
+    try:
+        return "cpu" not in version("vllm")
+    except PackageNotFoundError:  # the CPU build is a package of another name
+        return False
+
+
+def choose_capture(settings: InferenceSettings, environ: Mapping[str, str], *, gpu: bool) -> Choice | None:
     """None if nothing is captured.
+
+    Args:
+        settings: those of the service.
+        environ: of this process.
+        gpu: whether vLLM runs on one.
 
     Raises:
         StartError: the capture that was asked for does not serve the rest of the configuration.
@@ -62,7 +78,13 @@ def choose_capture(settings: InferenceSettings, environ: Mapping[str, str]) -> C
         return Choice("native", "auto: only it records what speculative decoding samples")
     if asked_v2:
         return Choice("native", f"auto: {RUNNER}={runner} asks for the V2 model runner")
-    return Choice("v1", "auto: it serves this configuration")
+    if asked_v1:
+        return Choice("v1", f"auto: {RUNNER}={runner} asks for the V1 model runner")
+    if not gpu:
+        return Choice("v1", "auto: native capture needs a GPU")
+    if alone := [name for name in V1_ALONE if settings.vllm.get(name)]:
+        return Choice("v1", f"auto: the V2 model runner does not serve inference.vllm.{alone[0]}")
+    return Choice("native", "auto: on a GPU the faster one, as is the V2 model runner")
 
 
-__all__ = ["RUNNER", "Choice", "Kind", "choose_capture"]
+__all__ = ["RUNNER", "Choice", "Kind", "choose_capture", "is_gpu_build"]

@@ -11,9 +11,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from kept_tokens.versions import BASE
 
 from .arguments import resolved_config
-from .capture.csr import keep_csr
+from .capture.csr import keep_csr, spread_steps
 from .capture.padding import mask_unknown_ids
 from .capture_choice import Kind
+from .connectors import check_connectors
 from .generate.logprobs import keep_logprob_rows
 from .proof import prove_capture
 
@@ -22,14 +23,22 @@ logger = init_logger("vllm.keptset.engine")
 
 @asynccontextmanager
 async def running_engine(
-    arguments: AsyncEngineArgs, *, capture: Kind | None, mask_padded_ids: bool
+    arguments: AsyncEngineArgs, *, capture: Kind | None, mask_padded_ids: bool, weights_change: bool = False
 ) -> AsyncIterator[AsyncLLM]:
     """Start vLLM's engine and, with capture, prove it; shut it down at the end, whatever happened.
 
+    Args:
+        arguments: vLLM's.
+        capture: what records kept sets.
+        mask_padded_ids: keep requests with sets from ids that the tokenizer has not.
+        weights_change: whether other weights may be loaded while it runs.
+
     Raises:
-        StartError: see `arguments` and `proof`.
+        StartError: see `arguments`, `connectors` and `proof`.
     """
     config = resolved_config(arguments, capture=capture)
+    if weights_change:
+        check_connectors(config.kv_transfer_config)
     if (
         capture is not None
         and mask_padded_ids
@@ -39,6 +48,7 @@ async def running_engine(
     keep_logprob_rows()
     if capture is not None:
         keep_csr()
+        spread_steps()
     engine = AsyncLLM.from_vllm_config(
         config,
         usage_context=UsageContext.OPENAI_API_SERVER,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from keptset_settings import InferenceSettings
 
-from .capture_choice import RUNNER, Choice, choose_capture
+from .capture_choice import RUNNER, Choice, choose_capture, is_gpu_build
 from .errors import StartError
 
 DEFAULTS = {
@@ -39,7 +39,7 @@ def prepare_environment(
     _refuse_pickles(environ)
     _refuse_other_key(settings, environ)
     defaults = dict(DEFAULTS)
-    choice = choose_capture(settings, environ)
+    choice = choose_capture(settings, environ, gpu=is_gpu_build())
     if choice is not None and choice.kind == "v1":
         defaults[RUNNER] = "0"
     if settings.model is not None and Path(settings.model).is_dir():

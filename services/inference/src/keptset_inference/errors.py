@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import Response
 
-from keptset_guards import without_paths
+from keptset_guards import error_body
 
 
 class StartError(ValueError):
@@ -21,34 +21,32 @@ class RequestError(ValueError):
         message: names the field, the position, the value and the way out.
         status: the HTTP status.
         code: short and stable, for programs.
+        retry_after: seconds after which the same may be asked again.
     """
 
-    def __init__(self, message: str, status: int = 400, code: str = "invalid_request") -> None:
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        code: str = "invalid_request",
+        retry_after: int | None = None,
+    ) -> None:
         """Remember what is answered."""
         super().__init__(message)
         self.status = status
         self.code = code
+        self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
         """`{"error": {"message", "type", "code"}}`."""
-        return {
-            "error": {"message": without_paths(str(self)), "type": error_type(self.status), "code": self.code}
-        }
+        return error_body(self.status, self.code, str(self))
 
     def response(self) -> Response:
         """As an HTTP answer."""
-        return json_response(self.body(), self.status)
-
-
-def error_type(status: int) -> str:
-    """The family of an HTTP status."""
-    known = {
-        401: "authentication_error",
-        404: "not_found_error",
-        409: "conflict_error",
-        503: "unavailable_error",
-    }
-    return known.get(status, "invalid_request_error" if status < 500 else "server_error")
+        response = json_response(self.body(), self.status)
+        if self.retry_after is not None:
+            response.headers["Retry-After"] = str(self.retry_after)
+        return response
 
 
 def json_response(body: Any, status: int = 200) -> Response:
@@ -56,4 +54,4 @@ def json_response(body: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
-__all__ = ["RequestError", "StartError", "error_type", "json_response"]
+__all__ = ["RequestError", "StartError", "json_response"]

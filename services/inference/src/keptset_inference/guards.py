@@ -1,5 +1,5 @@
 """What every request passes before anything else looks at it: secrets, load, size, and whether the server may
-answer.
+answer and is awake.
 """
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -8,18 +8,30 @@ from keptset_guards import AccessGuard, BodyGuard, LoadGuard, Secret, Turns
 from keptset_settings import InferenceSettings
 
 from .errors import RequestError
-from .state import ServerState
+from .state import ServerState, asleep
 
-INTERNAL_PATHS = ("/keptset/v1/weights", "/metrics")
-"""What only the other services and Prometheus use."""
-EXEMPT_FROM_LOAD = ("/health", "/keptset/v1/weights")
+TURNS = ("/keptset/v1/weights", "/keptset/v1/sleep", "/keptset/v1/wake")
+VLLMS_OWN = (
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/start_profile",
+    "/stop_profile",
+    "/scale_elastic_ep",
+    "/fault_tolerance",
+)
+"""Routes of vLLM that change the server and not only answer; not there unless vLLM is told to open them."""
+INTERNAL_PATHS = (*TURNS, *VLLMS_OWN, "/metrics")
+"""What only the other services, Prometheus and who runs it use."""
+EXEMPT_FROM_LOAD = ("/health", *TURNS)
 """A server that is full is no less healthy, and new weights must not wait for room."""
 PATHS_WHEN_BROKEN = ("/health", "/metrics", "/keptset/v1/status")
+PATHS_WHEN_ASLEEP = (*PATHS_WHEN_BROKEN, *TURNS, "/v1/models", "/version", "/tokenize", "/detokenize")
+"""What needs no engine. Everything else, vLLM's own routes too, would wait in its queue for it to wake."""
 
 
 def guarded(app: ASGIApp, state: ServerState, settings: InferenceSettings) -> ASGIApp:
     """The application behind all guards; who shows no secret learns nothing of the others."""
-    stack: ASGIApp = BodyGuard(BrokenGuard(app, state), settings.max_body_bytes)
+    stack: ASGIApp = BodyGuard(BrokenGuard(AsleepGuard(app, state), state), settings.max_body_bytes)
     turns = Turns(settings.max_concurrent_requests, settings.max_requests_per_second)
     stack = LoadGuard(stack, turns, EXEMPT_FROM_LOAD)
     key, token = settings.api_key, settings.internal_token
@@ -48,9 +60,31 @@ class BrokenGuard:
             await RequestError(broken, 503, "broken").response()(scope, receive, send)
 
 
+class AsleepGuard:
+    """Lets nothing through to an engine that sleeps, and counts what it let through before."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        """Look at `state.phase` on every request; keep `state.in_work`."""
+        self.app, self.state = app, state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        state = self.state
+        if scope["type"] != "http" or _path(scope).rstrip("/") in PATHS_WHEN_ASLEEP:
+            await self.app(scope, receive, send)
+        elif state.phase != "awake":
+            await asleep(state.phase).response()(scope, receive, send)
+        else:
+            state.in_work += 1
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                state.in_work -= 1
+
+
 def _path(scope: Scope) -> str:
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
 
-__all__ = ["BrokenGuard", "guarded"]
+__all__ = ["AsleepGuard", "BrokenGuard", "guarded"]

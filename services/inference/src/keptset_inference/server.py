@@ -1,5 +1,6 @@
 """The server: vLLM's own app with our routes in front, on vLLM's own HTTP launcher."""
 
+import asyncio
 import socket
 from argparse import Namespace
 
@@ -15,25 +16,36 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import set_ulimit
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from keptset_guards import GpuTurn
 from keptset_settings import InferenceSettings
 
 from . import status
-from .arguments import engine_arguments
+from .arguments import engine_arguments, frees_memory
 from .capture.flag import WIDTH
 from .capture_choice import Choice, Kind
 from .engine import running_engine
 from .errors import StartError
 from .generate import route as generate_route
 from .guards import guarded
+from .proof import prove_capture
+from .sleep import route as sleep_route
+from .sleep.sleeper import Sleeper
+from .sleep.waking import turn_on_gpu
 from .state import EngineFacts, ServerState
+from .unknown_routes import UnknownRoutes
 from .weights import route as weights_route
 from .weights.running_model import RunningModel, running_model
 from .weights.update import WeightUpdates
+from .workers import WholeEngine
 
 logger = init_logger("vllm.keptset")
 
 CLOSED_PATHS = ("/scale_elastic_ep", "/is_scaling_elastic_ep")
 """vLLM's routes for operators that we do not serve: ranks that they start would be unproven."""
+
+
+START_PATIENCE = 7200.0
+"""Seconds that the trainer may have the GPU when this server starts: it may be in the middle of a step."""
 
 
 async def serve(settings: InferenceSettings, capture: Choice | None) -> None:
@@ -47,11 +59,18 @@ async def serve(settings: InferenceSettings, capture: Choice | None) -> None:
         logger.info("kept sets: capture %s (%s)", capture.kind, capture.reason)
     kind = None if capture is None else capture.kind
     with _bound_socket(settings.host, settings.port) as listener:
+        turn = await _first_turn(settings)
         async with running_engine(
-            arguments, capture=kind, mask_padded_ids=settings.mask_padded_ids
+            arguments,
+            capture=kind,
+            mask_padded_ids=settings.mask_padded_ids,
+            weights_change=_weights_change(settings),
         ) as engine:
             facts = engine_facts(settings, engine.vllm_config, capture=kind)
-            app = await build(settings, arguments, engine, facts)
+            app = await build(settings, arguments, engine, facts, turn)
+            if turn is not None:
+                sleeper: Sleeper = app.state.keptset_sleeper
+                await sleeper.sleep()  # the trainer may be waiting; whoever samples wakes it
             logger.info(
                 "kept sets: capture %s; weights: %s; listening on http://%s:%d",
                 {None: "is off", "v1": f"v1 is on, {WIDTH} ids wide", "native": "native is on"}[kind],
@@ -92,11 +111,19 @@ def engine_facts(settings: InferenceSettings, config: VllmConfig, *, capture: Ki
         capture=capture,
         tokenizer=not model.skip_tokenizer_init,
         watermarking=config.watermark_config is not None,
+        takes_transfers=settings.weights_transfer == "nccl",
+        shares_gpu=settings.gpu_lock is not None,
+        frees_memory=frees_memory(),
+        workers=config.parallel_config.world_size * config.parallel_config.data_parallel_size,
     )
 
 
 async def build(
-    settings: InferenceSettings, arguments: AsyncEngineArgs, engine: AsyncLLM, facts: EngineFacts
+    settings: InferenceSettings,
+    arguments: AsyncEngineArgs,
+    engine: AsyncLLM,
+    facts: EngineFacts,
+    turn: GpuTurn | None = None,
 ) -> FastAPI:
     """VLLM's app, ours in front, the guards around it."""
     tasks = await engine.get_supported_tasks()
@@ -108,7 +135,19 @@ async def build(
     state = ServerState(facts, settings.kept_tokens_format)
     app.state.keptset = state
     app.state.keptset_updates = WeightUpdates(
-        engine, state, settings.weights_dir, _model_of(settings, arguments), settings.load_timeout
+        WholeEngine(engine),
+        state,
+        settings.weights_dir,
+        _model_of(settings, arguments),
+        settings.load_timeout,
+    )
+
+    async def prove() -> None:
+        if facts.capture is not None:
+            await prove_capture(engine, facts.capture)
+
+    app.state.keptset_sleeper = Sleeper(
+        engine, state, app.state.keptset_updates, turn, prove, settings.load_timeout
     )
     put_in_front(app)
     # vLLM's app has built its stack already, and what guards every route belongs outside of all of it.
@@ -119,12 +158,13 @@ async def build(
 def put_in_front(app: FastAPI) -> None:
     """Replace vLLM's routes of the same paths by ours, and take away those that are not served."""
     ours = FastAPI()
-    for router in (generate_route.router, weights_route.router, status.router):
+    for router in (generate_route.router, weights_route.router, sleep_route.router, status.router):
         ours.include_router(router)
     routes = [route for route in ours.router.routes if getattr(route, "tags", None) == ["keptset"]]
     replaced = {*(route.path for route in routes), *CLOSED_PATHS}
     theirs = [route for route in app.router.routes if getattr(route, "path", None) not in replaced]
     app.router.routes[:] = [*routes, *theirs]
+    app.router.middleware_stack = UnknownRoutes(app.router.middleware_stack)
 
 
 def frontend_arguments(settings: InferenceSettings, arguments: AsyncEngineArgs) -> Namespace:
@@ -139,14 +179,40 @@ def frontend_arguments(settings: InferenceSettings, arguments: AsyncEngineArgs) 
     return args
 
 
+def _weights_change(settings: InferenceSettings) -> bool:
+    return settings.weights_dir is not None or settings.weights_transfer == "nccl"
+
+
 def _model_of(settings: InferenceSettings, arguments: AsyncEngineArgs) -> RunningModel | str:
-    if settings.weights_dir is None:
+    if not _weights_change(settings):
         return "no weights_dir"
     assert settings.model is not None
     try:
         return running_model(settings.model, arguments.revision)
     except ValueError as error:
-        raise StartError(f"inference.weights_dir is set, but {error}") from error
+        raise StartError(f"weights are to be updated, but {error}") from error
+
+
+async def _first_turn(settings: InferenceSettings) -> GpuTurn | None:
+    """The GPU, before the engine measures how much of it is free; None if nobody else uses it."""
+    if settings.gpu_lock is None:
+        return None
+    if not frees_memory():
+        logger.warning(
+            "inference.gpu_lock: without CUDA vLLM frees no memory when it sleeps: the engine merely pauses"
+        )
+    try:
+        turn = GpuTurn(settings.gpu_lock, "an inference server", shared=True)
+    except ValueError as error:
+        raise StartError(f"inference.{error}") from error
+    try:
+        async with asyncio.timeout(START_PATIENCE):
+            await turn_on_gpu(turn)
+    except TimeoutError:
+        raise StartError(
+            f"waited {START_PATIENCE:.0f} s for the GPU, which {turn.holder()} has ({settings.gpu_lock})"
+        ) from None
+    return turn
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

@@ -34,6 +34,11 @@ async def status(raw: Request) -> dict[str, Any]:
         "formats": list(FORMATS),
         "kept_tokens_format": state.kept_tokens_format,
         "weight_version": state.weight_version,
+        "instance": state.instance,
+        "workers": facts.workers,
+        "takes_transfers": facts.takes_transfers,
+        # None: it has its GPU for itself.
+        "sleep": {"state": state.phase, "frees_memory": facts.frees_memory} if facts.shares_gpu else None,
         "vllm": vllm.__version__,
         "broken": state.broken,
     }
@@ -41,7 +46,7 @@ async def status(raw: Request) -> dict[str, Any]:
 
 @router.get("/health", response_class=Response)
 async def health(raw: Request) -> Response:
-    """200 as long as the engine lives and is not half-loaded; never needs a key."""
+    """200 as long as the engine lives and is not half-loaded, asleep or awake; never needs a key."""
     state: ServerState = raw.app.state.keptset
     if state.broken is not None:
         return RequestError(state.broken, 503, "broken").response()
@@ -49,7 +54,7 @@ async def health(raw: Request) -> Response:
         await raw.app.state.engine_client.check_health()
     except EngineDeadError:
         return RequestError("the engine has died", 503, "engine_dead").response()
-    return json_response({})
+    return json_response({"state": state.phase})
 
 
 __all__ = ["router"]

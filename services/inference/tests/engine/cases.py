@@ -58,7 +58,7 @@ class Case:
         assert [choice.index for choice in choices] == list(range(params.get("n", 1))), self.name
         for choice in choices:
             assert choice.versions, f"{self.name}: no weight versions"
-            assert choice.finish_reason in ("length", "stop"), self.name
+            assert choice.finish_reason in ("length", "stop", "repetition"), self.name
             if choice.finish_reason == "length":
                 assert len(choice.token_ids) == params["max_tokens"], self.name
             else:

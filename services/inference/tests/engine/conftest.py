@@ -85,12 +85,18 @@ def tiny_versions(tmp_path_factory) -> Versions:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory, tiny_versions) -> Iterator[Server]:
-    """A capturing server with 261 ids, chunked prefill, a small KV cache, weight updates and an API key."""
+    """A capturing server with 261 ids, chunked prefill, a small KV cache, weight updates and an API key. It
+    takes turns on its GPU: it starts asleep, and is woken here.
+    """
+    directory = tmp_path_factory.mktemp("tiny-server")
     with keptset_server(
-        tmp_path_factory.mktemp("tiny-server"),
+        directory,
         tiny_versions.base,
         api_key=API_KEY,
         weights=tiny_versions.root,
+        gpu_lock=directory / "gpu.lock",
         **TINY_ENGINE,
     ) as server:
+        assert server.call("GET", "/health").json() == {"state": "asleep"}
+        assert server.wake()["version"] is None
         yield server

@@ -2,20 +2,27 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
+import pytest
 import tomli_w
 
-START_TIMEOUT = 150.0
-"""Seconds until /health must answer 200."""
+from keptset import ports
+
+START_TIMEOUT = 400.0
+"""Seconds until /health must answer 200; a loaded machine has taken 180."""
+ANSWER_TIMEOUT = 400.0
+"""Seconds for one answer, with all that others ask of the engine at the same time."""
+END_TIMEOUT = 100.0
+"""Seconds for processes to go, once the server has ended or was told to."""
 
 _MARK = "TEST_SERVER_MARK"  # not KEPTSET_...: those are settings
 
@@ -69,11 +76,13 @@ class Process:
 
     def titles(self) -> str:
         """What the processes call themselves."""
-        return "\n".join(
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in self.alive()
-        )
+        found = []
+        for pid in self.alive():
+            with suppress(OSError):  # gone meanwhile
+                found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
+        return "\n".join(found)
 
-    def wait_until_gone(self, seconds: float) -> list[int]:
+    def wait_until_gone(self, seconds: float = END_TIMEOUT) -> list[int]:
         """Process ids that are still there after so many seconds; returns as soon as there are none."""
         end = time.monotonic() + seconds
         while True:
@@ -104,16 +113,19 @@ class Server:
 
     def __init__(self, process: Process, url: str, model: str, api_key: str | None, weights: Path | None):
         self.process, self.url, self.model, self.weights = process, url, model, weights
+        self.gpu_lock: Path | None = None
         self.headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
     def client(self, connections: int = 256) -> httpx.AsyncClient:
         """A client for many requests at a time."""
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
-        return httpx.AsyncClient(base_url=self.url, headers=self.headers, timeout=120, limits=limits)
+        return httpx.AsyncClient(
+            base_url=self.url, headers=self.headers, timeout=ANSWER_TIMEOUT, limits=limits
+        )
 
     def call(self, method: str, path: str, **request) -> httpx.Response:
         """One request, waited for."""
-        with httpx.Client(base_url=self.url, headers=self.headers, timeout=120) as client:
+        with httpx.Client(base_url=self.url, headers=self.headers, timeout=ANSWER_TIMEOUT) as client:
             return client.request(method, path, **request)
 
     def generate(self, body: dict, **headers: str) -> httpx.Response:
@@ -126,6 +138,18 @@ class Server:
         assert response.status_code == 200, response.text
         return response.json()
 
+    def sleep(self) -> dict:
+        """Have it leave the GPU; the answer."""
+        response = self.call("POST", "/keptset/v1/sleep")
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def wake(self, version: int | None = None) -> dict:
+        """Have it come back, perhaps with a published version; the answer."""
+        response = self.call("POST", "/keptset/v1/wake", json={"version": version})
+        assert response.status_code == 200, response.text
+        return response.json()
+
     def metric(self, name: str) -> float:
         """Sum over the labels of one of vLLM's metrics."""
         lines = self.call("GET", "/metrics").text.splitlines()
@@ -135,10 +159,8 @@ class Server:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on, nor any outgoing connection gets until the server does."""
+    return ports.pick("127.0.0.1", set())
 
 
 def write_config(directory: Path, **inference) -> Path:
@@ -163,7 +185,9 @@ def keptset_server(
     weights: Path | None = None,
     kept_tokens_format: str | None = None,
     mask_padded_ids: bool | None = None,
+    gpu_lock: Path | None = None,
     threads: int = 1,
+    start_timeout: float = START_TIMEOUT,
     **engine,
 ) -> Iterator[Server]:
     """Our server with these engine arguments on top of ENGINE; its log is directory/server.log."""
@@ -177,10 +201,12 @@ def keptset_server(
         enable_return_sampling_mask=capture,
         kept_tokens_format=kept_tokens_format,
         mask_padded_ids=mask_padded_ids,
+        gpu_lock=None if gpu_lock is None else str(gpu_lock),
         vllm=ENGINE | engine,
     )
     process = Process(command(config), directory / "server.log", threads)
-    with _serving(process, port, str(model), api_key, weights) as server:
+    with _serving(process, port, str(model), api_key, weights, start_timeout) as server:
+        server.gpu_lock = gpu_lock
         yield server
 
 
@@ -200,26 +226,31 @@ def stock_server(directory: Path, model: Path, **engine) -> Iterator[Server]:
 
 
 @contextmanager
-def _serving(process, port, model, api_key, weights) -> Iterator[Server]:
+def _serving(process, port, model, api_key, weights, start_timeout=START_TIMEOUT) -> Iterator[Server]:
     try:
         server = Server(process, f"http://127.0.0.1:{port}", model, api_key, weights)
-        _wait_for_health(server)
+        _wait_for_health(server, start_timeout)
         yield server
     finally:
         process.stop()
 
 
-def _wait_for_health(server: Server) -> None:
-    end = time.monotonic() + START_TIMEOUT
+def _wait_for_health(server: Server, seconds: float) -> None:
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         code = server.process.popen.poll()
-        assert code is None, f"the server ended with {code}; its log:\n{server.process.last_lines()}"
+        if code is not None:
+            _fail(server, f"the server ended with {code}")
         try:
             if server.call("GET", "/health").status_code == 200:
                 return
         except httpx.TransportError:
             pass
         time.sleep(0.2)
-    raise AssertionError(
-        f"the server was not healthy after {START_TIMEOUT:.0f} s; its log:\n{server.process.last_lines()}"
-    )
+    _fail(server, f"the server was not healthy after {seconds:.0f} s")
+
+
+def _fail(server: Server, why: str) -> NoReturn:
+    """The log goes to what the first test captures; the others that share the server repeat one line."""
+    print(f"{why}; the end of {server.process.log}:\n{server.process.last_lines()}", file=sys.stderr)
+    pytest.fail(f"{why}; its log is {server.process.log}", pytrace=False)

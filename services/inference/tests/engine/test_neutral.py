@@ -12,7 +12,7 @@ from numpy import float32  # ours writes as many digits as that has
 from ..models.tokenizer import byte_ids
 from .answers import error_of, of_json
 from .conftest import TINY_ENGINE
-from .server import Server, keptset_server, stock_server
+from .server import ANSWER_TIMEOUT, Server, keptset_server, stock_server
 
 pytestmark = pytest.mark.engine
 
@@ -185,8 +185,8 @@ def test_a_killed_server_leaves_no_engine(others):
     assert "EngineCore" in off.process.titles(), "the engine has a process of its own"
     body = {"token_ids": [9, 8], "sampling_params": {"max_tokens": 200, "ignore_eos": True}, "stream": True}
     with ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(base_url=off.url, timeout=30))
+        client = stack.enter_context(httpx.Client(base_url=off.url, timeout=ANSWER_TIMEOUT))
         stream = stack.enter_context(client.stream("POST", "/inference/v1/generate", json=body))
         next(stream.iter_lines())
         off.process.popen.send_signal(signal.SIGKILL)
-    assert off.process.wait_until_gone(20) == []
+    assert off.process.wait_until_gone() == []

@@ -6,9 +6,9 @@ import pytest
 from kept_tokens.answers import GenerateAnswer
 from kept_tokens.messages import decode
 
-from ..models.tokenizer import byte_ids
+from ..models.tokenizer import END, byte_ids
 from .answers import error_of, of_json
-from .cases import Case
+from .cases import Allowed, Case, digits_then_end, not_ending_before, only, without_words
 
 pytestmark = pytest.mark.engine
 
@@ -68,20 +68,28 @@ def test_more_choices_than_sequences_at_a_time_wait_their_turn(tiny):
 
 
 async def test_each_way_to_limit_support_gets_masks_by_itself(tiny, tiny_versions, evidence):
+    # slime: top_k or min_p alone: no masks, no error
+    # NeMo-RL#3497, verl#702: the model's generation_config brought a penalty. This one's has a penalty,
+    # temperature 0.7, top_k 20 and top_p 0.8, and nothing of it acts on what is left unset here.
     prompt = byte_ids("each way")
-    for params in (
-        {"top_k": 9},
-        {"top_k": 261, "top_p": 0.5},
-        {"top_k": 261, "min_p": 0.3},
-        {"top_k": 261, "bad_words": ["q"]},
-        {"top_k": 261, "allowed_token_ids": [10, 11]},
-        {"top_k": 261, "min_tokens": 2},
-        {"top_k": 261, "structured_outputs": {"regex": "[0-9]{9}"}},
-    ):
-        async with tiny.client() as client:
-            (choice,) = await Case("each", prompt, params | {"max_tokens": 3, "logprobs": 0}).send(client)
-        assert choice.kept is not None, params
-        evidence.count("sets by a single limit", len(choice.kept))
+    letters = byte_ids("abc")
+    alone: list[tuple[dict, Allowed | None]] = [
+        ({"top_k": 9}, None),
+        ({"top_k": 261}, None),
+        ({"top_k": 512}, None),
+        ({"top_p": 0.5}, None),
+        ({"min_p": 0.3}, None),
+        ({"bad_words": ["q"]}, without_words("q")),
+        ({"allowed_token_ids": letters}, only(letters)),
+        ({"min_tokens": 2}, not_ending_before(2, [END])),
+        ({"structured_outputs": {"regex": "[0-9]{9}"}}, digits_then_end(9)),
+    ]
+    async with tiny.client() as client:
+        for params, allowed in alone:
+            case = Case("each", prompt, params | {"max_tokens": 3, "logprobs": 0}, allowed=allowed)
+            choices = await case.send(client)
+            case.check(evidence, tiny_versions, choices)
+            evidence.count("sets by a single limit", len(choices[0].kept))
 
 
 MALFORMED = {
@@ -105,6 +113,24 @@ MALFORMED = {
     "no tokens": ({"sampling_params": {"max_tokens": 0}}, "max_tokens"),
     "no choices": ({"sampling_params": {"n": 0}}, "n "),
     "allowed id outside": ({"sampling_params": {"allowed_token_ids": [5, 999]}}, "allowed_token_ids"),
+    **{
+        f"structured outputs that cannot be followed: {value}": (
+            {"sampling_params": {"structured_outputs": {field: value}}},
+            "",
+        )
+        for field, value in (
+            ("regex", "("),
+            ("regex", "(?=a)b"),
+            ("regex", "a{5,2}"),
+            ("regex", "\0"),
+            ("grammar", "root ::= undefined"),
+            ("json", "not json"),
+            ("json", '{"type": "nope"}'),
+            ("json", '{"type": "string", "pattern": "("}'),
+            ("choice", []),
+            ("json_object", False),
+        )
+    },
     "logprobs below 0": ({"sampling_params": {"logprobs": -5}}, "logprobs"),
 }
 
@@ -193,7 +219,9 @@ CLOSED = """
     /collective_rpc /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /sleep /wake_up /is_sleeping
     /server_info /pause /resume /is_paused /init_weight_transfer_engine /start_weight_update /update_weights
     /finish_weight_update /get_world_size /start_profile /stop_profile /scale_elastic_ep /abort_requests
-    /v1/load_lora_adapter /v1/unload_lora_adapter
+    /v1/load_lora_adapter /v1/unload_lora_adapter /shutdown_weight_transfer_engine /start_draft_weight_update
+    /update_weight_version /weight_info /weight_checker /release_kv_cache_memory /fault_tolerance/apply
+    /is_scaling_elastic_ep
 """
 
 

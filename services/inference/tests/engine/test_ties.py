@@ -10,7 +10,7 @@ from ..models.tiny import tie_rows, tiny_model
 from ..models.tokenizer import byte_ids
 from .cases import Case
 from .evidence import Evidence
-from .reference import Cut, Reference, exact_set
+from .reference import MARGIN, Cut, Reference, exact_set
 
 pytestmark = pytest.mark.engine
 
@@ -114,7 +114,8 @@ async def check_top_p_among_ties(client, reference, width: int) -> None:
         widest = exact_set(x, Cut(top_k=width))
         assert set(kept) <= set(widest.tolist())
         assert token in kept
-        assert len(kept) == len(exact_set(x, Cut(top_k=width, top_p=0.9)))
+        least, most = (len(exact_set(x, Cut(top_k=width, top_p=0.9 + off))) for off in (-MARGIN, MARGIN))
+        assert least <= len(kept) <= most
 
 
 async def test_ties_are_cut_to_the_lowest_ids_and_drawn_evenly(tiny, tiny_versions, evidence):

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 
 
@@ -28,9 +29,14 @@ def write_manifest(directory: Path, version: int) -> None:
         name: {
             "shape": list(tensor.shape),
             "dtype": str(tensor.dtype).removeprefix("torch."),
-            "blake2b": hashlib.blake2b(tensor.contiguous().numpy().tobytes(), digest_size=16).hexdigest(),
+            "blake2b": hashlib.blake2b(bytes_of(tensor), digest_size=16).hexdigest(),
         }
         for name, tensor in load_file(directory / "model.safetensors").items()
     }
     manifest = {"version": version, "tensors": tensors}
     (directory / "manifest.json").write_text(json.dumps(manifest))
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Of a tensor of any type; numpy has no bfloat16."""
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, SamplingMask, WeightVersionSpan
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 
 from kept_tokens import KeptTokens
@@ -109,6 +109,7 @@ def test_null_says_that_the_request_gets_no_sets():
 
 
 def test_logprobs_answer_both_shapes_at_once():
+    # sglang#5984, vllm#10234: top_p with logprobs=5: -inf in JSON, HTTP 500
     entry = json.loads(answer(output(candidates=2), sampling(logprobs=2)))["choices"][0]["logprobs"][
         "content"
     ][0]
@@ -149,12 +150,14 @@ def test_a_logprob_that_is_none_fails_the_request_that_wants_sets(value):
     ],
 )
 def test_sets_that_are_missing_or_wrong_fail_the_request(sets):
+    # vllm#53826: masks lost on one parallel layout: null with status 200
     with pytest.raises(RequestError, match="choice 0") as failed:
         answer(output(sets=sets))
     assert failed.value.status == 500
 
 
 def test_fewer_logprobs_than_tokens_fail_the_request():
+    # vime#70, open-instruct#1817: fewer logprobs than tokens, filled with 0.0
     with pytest.raises(RequestError, match="2 logprobs for 3 tokens"):
         answer(output(logprobs=flat(TOKENS[:2], [-1.0, -1.0])))
     with pytest.raises(RequestError, match="none logprobs for 3 tokens"):
@@ -170,9 +173,31 @@ def test_an_output_without_tokens_is_whole():
     assert KeptTokens.from_base64(choice["kept_tokens"]).num_tokens == 0
 
 
+def test_tokens_that_spell_a_stop_string_stay_with_their_logprobs_and_sets():
+    # vllm#47616: a stop string trims the ids, not logprobs and masks
+    choice = json.loads(answer(output(finish_reason="stop", stop_reason="z")))["choices"][0]
+    assert choice["token_ids"] == TOKENS
+    assert len(choice["logprobs"]["content"]) == len(TOKENS)
+    assert KeptTokens.from_base64(choice["kept_tokens"]).rows() == SETS
+    for ids in (TOKENS[:2], [*TOKENS, 5]):
+        with pytest.raises(RequestError, match="choice 0"):
+            answer(output(tokens=ids, logprobs=flat(TOKENS, [-0.25, 0.0, -1.5]), values=[0.0] * len(ids)))
+
+
 def test_an_engine_error_fails_the_request():
-    with pytest.raises(RequestError, match="error"):
+    with pytest.raises(RequestError, match="gave the request up") as failed:
         answer(output(finish_reason="error"))
+    assert failed.value.status == 500
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_grammar_that_the_engine_gives_up_is_the_requests_fault(moved: bool):
+    """Unless a cache was to come from another server, which can also have failed."""
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a{99999999}"))
+    params.extra_args = {"kv_transfer_params": {}} if moved else None
+    with pytest.raises(RequestError, match="up" if moved else "structured_outputs: the engine") as failed:
+        completion(output(finish_reason="error"), Sampling(params, True, 0), 1000)
+    assert failed.value.status == (500 if moved else 400)
 
 
 def test_msgpack_holds_the_same_as_the_json():

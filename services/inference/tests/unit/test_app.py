@@ -39,6 +39,23 @@ async def test_ours_take_the_place_of_vllms_and_the_rest_stays():
     assert paths.count("/inference/v1/generate") == paths.count("/health") == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "unknown_route"),
+        ("GET", "/inference/v1/generate", 405, "method_not_allowed"),
+        ("DELETE", "/v1/completions", 405, "method_not_allowed"),
+    ],
+)
+async def test_what_no_route_takes_is_an_error_like_the_others(method, path, status, code):
+    answer = await call(app(), method, path)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error["message"].startswith(f"{method} {path}: ")
+    assert error["code"] == code
+    assert answer.headers.get("allow") == ("POST" if status == 405 else None)
+
+
 async def test_openapi_describes_our_routes():
     schema = app().openapi()
     generate = schema["paths"]["/inference/v1/generate"]["post"]
@@ -46,7 +63,8 @@ async def test_openapi_describes_our_routes():
     assert {"token_ids", "sampling_params", "kept_tokens", "stream"} <= set(body["properties"])
     assert set(generate["responses"]["200"]["content"]) >= {"application/json", "application/msgpack"}
     assert "422" not in generate["responses"]
-    assert "post" in schema["paths"]["/keptset/v1/weights"]
+    for path in ("weights", "sleep", "wake"):
+        assert "post" in schema["paths"][f"/keptset/v1/{path}"]
     assert "get" in schema["paths"]["/keptset/v1/status"]
 
 
@@ -64,6 +82,21 @@ async def test_status_says_what_runs_here(capture):
     assert status["formats"] == ["kept_tokens", "sampling_mask", "both"]
     assert (status["kept_tokens_format"], status["weight_version"]) == ("both", 4)
     assert status["vllm"] == "0.32.0"
+    assert (status["workers"], status["takes_transfers"]) == (1, False)
+    assert status["instance"] == served.state.keptset.instance != ServerState(facts()).instance
+    assert status["sleep"] is None
+
+
+async def test_status_and_health_say_that_it_sleeps():
+    async def lives() -> None:
+        return None
+
+    served = app(check_health=lives)
+    served.state.keptset = ServerState(facts(shares_gpu=True, frees_memory=True), phase="asleep")
+    status = (await call(served, "GET", "/keptset/v1/status")).json()
+    assert status["sleep"] == {"state": "asleep", "frees_memory": True}
+    health = await call(served, "GET", "/health")
+    assert (health.status_code, health.json()) == (200, {"state": "asleep"})
 
 
 async def test_health_follows_the_engine_and_the_weights():

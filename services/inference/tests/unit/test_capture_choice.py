@@ -2,9 +2,12 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
+from vllm.config.speculative import RejectionSampleMethod
 
+from keptset_inference import capture_choice
 from keptset_inference.arguments import _check_resolved, engine_arguments, resolved_config
 from keptset_inference.capture_choice import RUNNER, choose_capture
 from keptset_inference.environment import prepare_environment
@@ -21,7 +24,7 @@ def settings(capture: str = "auto", on: bool = True, **vllm) -> InferenceSetting
 @pytest.mark.parametrize(
     ("capture", "environment", "vllm", "kind", "reason"),
     [
-        ("auto", {}, {}, "v1", "auto"),
+        ("auto", {}, {}, "v1", "needs a GPU"),
         ("auto", {RUNNER: "0"}, {}, "v1", "auto"),
         ("auto", {RUNNER: "1"}, {}, "native", RUNNER),
         ("auto", {}, DRAFTS, "native", "speculative"),
@@ -48,9 +51,32 @@ def test_the_choice_and_its_reason(capture, environment, vllm, kind, reason):
 )
 def test_what_a_capture_cannot_serve_is_an_error_with_a_way_out(capture, environment, vllm, says):
     with pytest.raises(StartError) as error:
-        choose_capture(settings(capture, **vllm), environment)
+        choose_capture(settings(capture, **vllm), environment, gpu=False)
     for word in says:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "vllm", "kind", "reason"),
+    [
+        ({}, {}, "native", "faster"),
+        ({RUNNER: "0"}, {}, "v1", RUNNER),
+        ({}, {"enable_dbo": True}, "v1", "enable_dbo"),
+        ({}, {"enable_dbo": False}, "native", "faster"),
+    ],
+)
+def test_on_a_gpu_the_faster_one_that_serves_is_taken(environment, vllm, kind, reason):
+    choice = choose_capture(settings(**vllm), environment, gpu=True)
+    assert choice.kind == kind
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "gpu"), [("vllm", "0.32.0", True), ("vllm", "0.32.0+cpu", False)]
+)
+def test_the_build_of_vllm_says_where_it_runs(monkeypatch, name, version, gpu):
+    monkeypatch.setattr(capture_choice, "version", {name: version}.__getitem__)
+    assert capture_choice.is_gpu_build() is gpu
 
 
 def test_nothing_is_chosen_where_nothing_is_captured():
@@ -90,13 +116,15 @@ def resolved(**changes) -> SimpleNamespace:
     )
 
 
-def drafts(adaptive: bool) -> SimpleNamespace:
-    return SimpleNamespace(enable_adaptive_verification=adaptive)
+def drafts(adaptive: bool = False, method: str = "standard") -> SimpleNamespace:
+    return SimpleNamespace(enable_adaptive_verification=adaptive, rejection_sample_method=method)
 
 
 def test_each_capture_takes_its_runner():
     _check_resolved(resolved(), "native")
-    _check_resolved(resolved(drafts=drafts(False)), "native")
+    for method in get_args(RejectionSampleMethod):
+        if method != "synthetic":
+            _check_resolved(resolved(drafts=drafts(method=method)), "native")
     _check_resolved(resolved(v2=False), "v1")
 
 
@@ -104,9 +132,10 @@ def test_each_capture_takes_its_runner():
     ("capture", "changes", "says"),
     [
         ("v1", {}, "V2"),
-        ("v1", {"v2": False, "drafts": drafts(False)}, "speculative"),
+        ("v1", {"v2": False, "drafts": drafts()}, "speculative"),
         ("native", {"v2": False}, "'v1'"),
         ("native", {"drafts": drafts(True)}, "adaptive"),
+        ("native", {"drafts": drafts(method="synthetic")}, "synthetic"),
         ("native", {"sharded": True}, "sharded"),
         ("native", {"diffusion": True}, "diffusion"),
         ("native", {"watermark": object()}, "watermark"),

@@ -106,6 +106,7 @@ def drawn(rows: int, vocabulary: int, levels: int, masked: float, seed: int) -> 
 )
 @settings(max_examples=150)
 def test_a_row_is_left_with_exactly_its_set(vocabulary, levels, masked, p, seed):
+    # sglang#37873, sglang#36631: ties at the cutoff: more than top_k kept
     logits = drawn(4, vocabulary, levels, masked, seed)
     top = min(vocabulary, 512)
     top_k = torch.randint(0, top + 1, (4,), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -176,8 +177,36 @@ def test_a_stride_between_rows_is_followed(cut_of):
     assert torch.equal(view, other)
 
 
+@needs_kernel
+def test_a_row_that_begins_beyond_two_to_the_31_is_cut_as_another(tmp_path):
+    # 14,200 rows of a vocabulary of 151,936 reach that; without a GPU the memory is a file with a hole
+    stride = 2**30 + 8
+    size = 2 * stride + 300
+    if DEVICE == "cuda":
+        memory = torch.zeros(size, device=DEVICE)
+    else:
+        memory = torch.from_file(str(tmp_path / "hole"), shared=True, size=size, dtype=torch.float32)
+    logits, other = memory.as_strided((3, 300), (stride, 1)), drawn(3, 300, 1000, 0.0, seed=3)
+    logits.copy_(other)
+    arguments = torch.tensor([4, 0, 9]).int().to(DEVICE), torch.tensor([1.0, 1.0, 0.9]).to(DEVICE), 300, 9
+    columns = cut_on_device(logits, *arguments)
+    assert torch.equal(columns.cpu()[:, 0] < 0, torch.tensor([False, True, False]))
+    alone = other.clone().to(DEVICE)
+    assert torch.equal(cut_on_device(alone, *arguments)[::2], columns[::2])
+    assert torch.equal(alone, logits)
+
+
 def test_all_rows_without_a_set_are_left_alone():
     logits = drawn(2, 10, 1000, 0.0, seed=2)
     assert cut_on_host is cut.cut_on_host
     columns = cut_rows(logits, torch.zeros(2).int(), torch.ones(2), 10, 0)
     assert columns.tolist() == [[NO_SET], [NO_SET]]
+
+
+@BOTH
+@pytest.mark.parametrize(("top_p", "size"), [(0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3), (1.0, 4)])
+def test_a_nucleus_ends_where_its_mass_is_reached(cut_of, top_p, size):
+    """Four equal ids of a quarter each: the one that reaches top_p is the last."""
+    four = torch.tensor([4], dtype=torch.int32)
+    columns = cut_of(torch.zeros(1, 4), four, torch.tensor([top_p]), 4, 4)
+    assert columns[0, : 1 + size].tolist() == [size, *range(size)]

@@ -97,7 +97,7 @@ def test_an_answer_is_made_of_packed_tokens():
 @pytest.mark.parametrize(
     ("rows", "values", "says"),
     [
-        ([[3, 17], []], [-0.25, 0.0], "kept sets"),
+        ([[3, 17], []], [-0.25, 0.0], "token 1 has no kept set"),
         ([[3, 17], [6]], [-0.25, 0.0], "kept sets"),
         ([[3, 17], [5]], [-0.25, float("nan")], "logprob of token 1"),
         ([[3, 17], [5]], [0.5, 0.0], "logprob of token 0"),

@@ -20,7 +20,8 @@ def source_of(target: str) -> str:
     found = importlib.import_module(module)
     for part in name.split("."):
         found = inspect.getattr_static(found, part)
-    return inspect.getsource(getattr(found, "__func__", found))
+    found = getattr(found, "__func__", found)
+    return inspect.getsource(getattr(found, "fn", found))  # of a Triton kernel, where there is Triton
 
 
 def digest_of(target: str) -> str:

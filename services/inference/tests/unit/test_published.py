@@ -84,6 +84,10 @@ def rewrite(directory, tensors) -> None:
     save_file(tensors, directory / "model.safetensors")
 
 
+def header(directory, text: bytes) -> None:
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+
+
 def edit(directory, change) -> None:
     manifest = json.loads((directory / "manifest.json").read_text())
     change(manifest)
@@ -110,11 +114,66 @@ def edit(directory, change) -> None:
         (lambda d: edit(d, lambda m: m["tensors"][NORM].update(dtype="float16")), "float32"),
         (lambda d: rewrite(d, TENSORS | {NORM: np.zeros(3, np.float32)}), "hash"),
         (lambda d: shutil.copy(d / "model.safetensors", d / "again.safetensors"), "again.safetensors"),
+        (lambda d: (d / "manifest.json").write_text("[" * 100_000), "manifest.json"),
+        (lambda d: header(d, b"[" * 100_000), "header is damaged"),
+        (lambda d: header(d, b'{"a": 1, "a": 2}'), "comes twice"),
+        (lambda d: os.mkfifo(d / "more.safetensors"), "neither a file nor a directory"),
+        (lambda d: (d / "around").symlink_to(d / "around"), "around"),
+        (lambda d: edit(d, lambda m: m.update(files=["config.json"])), "files"),
+        (lambda d: edit(d, lambda m: m.update(files={"config.json": 5})), "config.json"),
     ],
 )  # fmt: skip
 def test_what_is_not_as_its_manifest_says_is_refused(tmp_path, spoil, says):
     spoil(publish(tmp_path))
     assert says in refused(tmp_path, 409)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_damaged_tensor_is_named_where_threads_hash_as_well(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("keptset_inference.weights.published._WORTH_THREADS", 0)
+    directory = publish(tmp_path)
+    assert check_published(tmp_path, 3, EXPECTED, tied=False) == directory
+    rewrite(directory, TENSORS | {name: np.full_like(TENSORS[name], 7)})
+    assert f"{name} has the hash" in refused(tmp_path, 409)
+
+
+EMBEDDING = "model.embed_tokens.weight"
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def publish_in_two_files(root):
+    directory = publish(root)
+    (directory / "model.safetensors").unlink()
+    save_file({EMBEDDING: TENSORS[EMBEDDING]}, directory / FIRST)
+    save_file({NORM: TENSORS[NORM]}, directory / SECOND)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ({"weight_map": {EMBEDDING: FIRST}}, NORM),
+        ({"weight_map": {EMBEDDING: FIRST, NORM: FIRST}}, NORM),
+        ({"weight_map": {EMBEDDING: FIRST, NORM: SECOND, "more": SECOND}}, "more"),
+        ({"weight_map": {}}, EMBEDDING),
+        ({"weight_map": [FIRST, SECOND]}, "index.json"),
+        ({}, "index.json"),
+        ([], "index.json"),
+    ],
+)
+def test_an_index_that_would_leave_out_files_is_refused(tmp_path, index, says):
+    """The engine loads what the index lists, and the rest of the model would stay as it was."""
+    directory = publish_in_two_files(tmp_path)
+    check(tmp_path)
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert says in refused(tmp_path, 409)
+
+
+def test_an_index_of_all_files_is_taken(tmp_path):
+    directory = publish_in_two_files(tmp_path)
+    index = {"weight_map": {EMBEDDING: FIRST, NORM: SECOND}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    check(tmp_path)
 
 
 @pytest.mark.parametrize(

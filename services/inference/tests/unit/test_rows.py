@@ -15,6 +15,7 @@ from keptset_inference.capture import padding
 from keptset_inference.capture.bounds import widest_set
 from keptset_inference.capture.cut import NO_SET
 from keptset_inference.capture.flag import FLAG, is_marked, mark
+from keptset_inference.capture.native_rows import NativeRows
 from keptset_inference.capture.padding import KEY
 from keptset_inference.capture.rows import KeptRows
 
@@ -22,7 +23,7 @@ from .engine_config import vllm_config
 
 
 def marked(**params) -> SamplingParams:
-    wanted = SamplingParams(logprobs=0, **params)
+    wanted = SamplingParams(**{"logprobs": 0} | params)
     mark(wanted)
     return wanted
 
@@ -63,6 +64,7 @@ def random_step(chance: random.Random, slots: list) -> tuple[list, BatchUpdate]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_follow_the_batch(seed):
+    # vllm#43894: a request leaves mid-batch: its mask on the next one
     chance, batch, kept = random.Random(seed), [], rows()
     for _ in range(300):
         batch, update = random_step(chance, batch)
@@ -145,6 +147,15 @@ def test_a_mark_that_somebody_else_set_is_refused():
     for forged in (1, True, "", None, "0" * 32):
         with pytest.raises(ValueError, match=r"private.*inference/v1/generate"):
             KeptRows.validate_params(SamplingParams(top_k=3, logprobs=0, extra_args={FLAG: forged}))
+
+
+@pytest.mark.parametrize("hook", [KeptRows, NativeRows])
+@pytest.mark.parametrize(
+    "unsound", [{"top_p": 1e-46}, {"top_p": 1e-39}, {"temperature": 0}, {"logprobs": -1}]
+)
+def test_both_captures_stop_what_the_route_makes_sure_of(hook, unsound):
+    with pytest.raises(AssertionError):
+        hook.validate_params(marked(**{"top_k": 3} | unsound))
 
 
 def test_the_mark_survives_what_vllm_does_to_parameters():

@@ -9,14 +9,17 @@ import pytest
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
+from vllm.v1.sample.logits_processor.builtin import MinPLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 from keptset_inference.capture.columns import split_columns
 from keptset_inference.capture.cut import PAD
+from keptset_inference.capture.padding import KEY
 from keptset_inference.capture.proven import Proof
 from keptset_inference.capture.rows import KeptRows
 from keptset_inference.capture.v1 import CaptureSampler
+from keptset_inference.proof import PROBES
 
 from .engine_config import vllm_config
 from .test_rows import marked
@@ -113,6 +116,7 @@ def test_the_proof_compares_what_was_recorded_with_what_was_sampled_from():
 
 
 def test_a_step_without_marked_rows_carries_no_columns():
+    # FastDeploy#7460: a step that sends no mask on a side channel: the scheduler waits for ever
     requests = [SamplingParams(top_k=5, logprobs=1), SamplingParams(logprobs=0)]
     _, lists = sample(capture(), torch.randn(2, VOCABULARY), requests)
     assert lists.logprob_token_ids.shape == lists.logprobs.shape
@@ -134,3 +138,42 @@ def test_sets_are_sampled_uniformly_among_equals():
     assert set(sampled) == {0, 1, 2, 3}
     counts = np.bincount(sampled, minlength=4)
     assert ((counts - rows / 4) ** 2 / (rows / 4)).sum() < 21.1  # chi-square, 3 degrees, p = 1e-4
+
+
+def test_min_p_does_not_look_at_ids_that_are_masked_out():
+    """The tokenizer has 30 of 40 ids; the most likely id of all is none of them."""
+    config = vllm_config(VOCABULARY)
+    config.additional_config = {KEY: 30}
+    requests = [marked(min_p=0.5, top_k=20), marked(min_p=0.5, top_k=20), SamplingParams(min_p=0.5, top_k=20)]
+    logits = torch.zeros(3, VOCABULARY)
+    logits[:, 35] = 5.0
+    logits[:, 7], logits[:, 9] = 1.0, 0.9
+    step, device = metadata(requests), torch.device("cpu")
+    update = BatchUpdate(3, [], [(i, p, None, []) for i, p in enumerate(requests)], [])
+    kept, minimum = KeptRows(config, device, False), MinPLogitsProcessor(config, device, False)
+    kept.update_state(update)
+    minimum.update_state(update)
+    output = capture().forward(
+        logits, dataclasses.replace(step, logitsprocs=LogitsProcessors([minimum, kept]))
+    )
+    sampled = output.sampled_token_ids[:, 0].numpy()
+    _, masks, problems = split_columns(output.logprobs_tensors.tolists(), sampled)
+    assert not problems
+    assert np.split(masks.token_ids, masks.offsets[1:-1])[0].tolist() == [7, 9]
+    assert np.diff(masks.offsets).tolist() == [2, 2, 0]
+    assert sampled[2] == 35, "who wants no sets samples as in vLLM"
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_the_proof_finds_a_min_p_that_acts_after_the_cut(after):
+    config, device = vllm_config(VOCABULARY), torch.device("cpu")
+    requests = [marked(**PROBES["v1"][1])] * 2
+    update = BatchUpdate(2, [], [(i, p, None, []) for i, p in enumerate(requests)], [])
+    processors = [MinPLogitsProcessor(config, device, False), KeptRows(config, device, False)]
+    for one in processors:
+        one.update_state(update)
+    order = LogitsProcessors(reversed(processors) if after else processors)
+    sampler = capture()
+    sampler.proof = Proof()
+    sampler.forward(torch.randn(2, VOCABULARY), dataclasses.replace(metadata(requests), logitsprocs=order))
+    assert sampler.proof == (Proof(wrong=2) if after else Proof(right=2))

@@ -1,11 +1,14 @@
 """The sampling parameters: who gets sets, and what is refused with which way out."""
 
+import numpy as np
 import pytest
 
+from keptset_inference.capture.bounds import LOWEST_TOP_P
 from keptset_inference.capture.flag import is_marked
 from keptset_inference.errors import RequestError
 from keptset_inference.generate.request import GenerateRequest
 from keptset_inference.generate.sampling import KNOWN, prepare_sampling
+from keptset_settings.sampling import BENDING, HARMLESS, NEUTRAL
 
 from .facts import facts
 
@@ -39,9 +42,11 @@ WITHOUT_SETS = [
     {},
     {"top_p": 1.0, "top_k": 0},
     {"top_k": -1},
-    {"top_k": 1000},
     {"temperature": 0.0},
     {"temperature": 0, "top_p": 0.5, "top_k": 3},
+    {"temperature": 0, "min_tokens": 2},  # vLLM itself drops only what stands above
+    {"temperature": 0, "allowed_token_ids": [3, 4], "bad_words": ["x"]},
+    {"temperature": 0, "structured_outputs": {"regex": "[0-9]"}},
     {"temperature": 0.005},
     {"repetition_penalty": 1.3, "logit_bias": {"3": 1.0}},
 ]
@@ -54,6 +59,31 @@ def test_whatever_limits_the_support_gets_sets(sampling):
     assert is_marked(prepared.params)
     assert prepared.params.logprobs is not None, "the sets travel with the logprobs"
     assert prepared.logprobs == sampling.get("logprobs"), "but only who asked for logprobs gets them"
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [
+        {"top_p": 0.9},
+        {"top_k": 299},
+        {"min_p": 0.1},
+        {"min_tokens": 2},
+        {"bad_words": ["x"]},
+        {"allowed_token_ids": [3, 4]},
+        {"structured_outputs": {"regex": "[0-9]"}},
+    ],
+)
+def test_each_of_them_is_reason_enough(alone):
+    """Where the vocabulary is small enough for sets without a top_k."""
+    assert prepare(alone, vocab_size=300).masked
+
+
+@pytest.mark.parametrize("top_p", [1e-37, 1e-38, 1e-39, 1e-45, 1e-46, 1e-320])
+def test_a_top_p_that_would_be_nothing_as_float32_keeps_the_best_id(top_p):
+    params = prepare({"top_p": top_p, "top_k": 20}).params
+    assert np.float32(params.top_p) >= np.finfo(np.float32).tiny, "flushed to 0 by a GPU otherwise"
+    assert params.top_p == max(top_p, LOWEST_TOP_P)
+    assert prepare({"top_p": top_p, "top_k": 20}, kept_tokens=False).params.top_p == top_p, "vLLM's business"
 
 
 @pytest.mark.parametrize("sampling", WITHOUT_SETS)
@@ -81,8 +111,9 @@ def test_true_on_a_small_vocabulary_takes_the_whole_of_it():
     assert prepare({"top_k": 600}, kept_tokens=True, vocab_size=300).masked
 
 
-def test_a_top_k_of_the_whole_vocabulary_limits_nothing():
-    assert not prepare({"top_k": 300}, vocab_size=300).masked
+@pytest.mark.parametrize("top_k", [299, 300, 301, 512, 1000])
+def test_a_top_k_gets_masks_however_small_the_vocabulary_is(top_k):
+    assert prepare({"top_k": top_k}, vocab_size=300).masked
 
 
 WAY_OUT = "kept_tokens = false"
@@ -96,6 +127,7 @@ WAY_OUT = "kept_tokens = false"
         ({"min_p": 0.1}, ["top_k"]),
         ({"min_tokens": 1}, ["top_k"]),
         ({"top_k": 513}, ["top_k = 513", "512"]),
+        ({"top_k": 1000}, ["top_k = 1000", "512"]),
         ({"top_k": 513, "allowed_token_ids": list(range(600))}, ["top_k = 513"]),
         ({"allowed_token_ids": list(range(600))}, ["top_k"]),
         ({"top_k": 5, "temperature": 0.005}, ["temperature = 0.005", "0.01"]),
@@ -137,6 +169,8 @@ def test_true_where_no_set_can_come_is_refused():
         ({"output_kind": 1}, ["output_kind"]),
         ({"flat_logprobs": True}, ["flat_logprobs"]),
         ({"_eos_token_id": 1}, ["_eos_token_id"]),
+        ({"guided_regex": "a"}, ["guided_regex: unknown", "structured_outputs", '{"regex"']),
+        ({"max_new_tokens": 5}, ["max_new_tokens: unknown", "sampling_params.max_tokens"]),
         ({"top_k": "5"}, ["top_k", "'5'"]),
         ({"top_k": 5.5}, ["top_k", "5.5"]),
         ({"top_p": None}, ["top_p", "None"]),
@@ -160,6 +194,7 @@ def test_wrong_parameters_are_refused(sampling, says):
 
 
 def test_max_tokens_left_out_is_the_rest_of_the_context():
+    # vllm#42329: max_tokens left out: 16 tokens each
     assert prepare({}).params.max_tokens == 61
     assert prepare({"max_tokens": None}).params.max_tokens == 61
     assert prepare({"max_tokens": 5}).params.max_tokens == 5
@@ -181,3 +216,37 @@ def test_text_without_a_tokenizer_is_refused_rather_than_ignored(sampling):
 def test_every_known_name_is_one_of_vllms_and_none_is_private():
     assert {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "n"} <= set(KNOWN)
     assert not [name for name in KNOWN if name.startswith("_")]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "says"),
+    [
+        ({"structured_outputs": {"regex": "a", "disable_any_whitespac": True}}, "disable_any_whitespace"),
+        ({"structured_outputs": {"_backend": "x", "regex": "a"}}, "_backend"),
+        ({"repetition_detection": {"max_patern_size": 3}}, "max_pattern_size"),
+    ],
+)
+def test_unknown_names_inside_of_tables_are_refused_too(sampling, says):
+    assert says in refusal({"top_k": 5, **sampling})
+
+
+def test_an_error_inside_a_list_shows_its_place():
+    assert refusal({"stop": [["a"]]}).startswith("sampling_params.stop[0]: Expected `str`")
+
+
+@pytest.mark.parametrize(
+    "more", [{"stop_token_ids": list(range(12))}, {"stop_token_ids": [3], "allowed_token_ids": [3]}]
+)
+def test_a_request_that_leaves_nothing_to_sample_is_refused(more):
+    sampling = {"top_k": 5, "min_tokens": 2, **more}
+    assert "leaves nothing" in refusal(sampling, vocab_size=12)
+    assert prepare(sampling | {"min_tokens": 0}, vocab_size=12).masked
+
+
+@pytest.mark.parametrize("name", [*NEUTRAL, *HARMLESS, *BENDING])
+def test_what_a_run_may_ask_for_is_known_here(name):
+    """Else a configuration that was checked ends with its first request."""
+    assert name in KNOWN
+    for neutral in [NEUTRAL[name]] if name in NEUTRAL else BENDING.get(name, ()):
+        for others in ({}, {"top_k": 20}):
+            prepare({**others, name: neutral})

@@ -8,6 +8,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 
+from keptset_inference.capture.carried import spread
 from keptset_inference.capture.cut import NO_SET, PAD
 from keptset_inference.capture.packed import unpack_rows
 from keptset_inference.capture.scheduler import _WithKeptSets
@@ -26,8 +27,11 @@ class Vllms:
     def update_from_output(self, scheduled, output):
         assert self.return_sampling_mask
         made = []
-        for row, name in enumerate(self.requests):
+        for place, name in enumerate(self.requests):
+            row = output.req_id_to_index.get(name, place)
             masks, logprobs = output.sampling_masks, output.logprobs
+            if not output.sampled_token_ids[row]:
+                continue  # in the middle of its prompt
             made.append(
                 EngineCoreOutput(
                     name,
@@ -81,6 +85,41 @@ def test_each_request_gets_what_it_asked_for(output_of):
     assert plain.new_logprobs.logprob_token_ids.shape == (1, 3)
     assert several.new_sampling_mask.token_ids.tolist() == [5]
     assert several.new_logprobs.logprobs.tolist() == [[-2.0] * 3]
+
+
+@pytest.mark.parametrize("output_of", [by_columns, by_masks])
+def test_the_sets_of_several_requests_travel_together(output_of):
+    wanted = requests()
+    wanted["plain"] = marked(top_k=3, detokenize=False)
+    output = output_of()
+    if output_of is by_columns:
+        output.logprobs.logprob_token_ids[1, 3:] = [1, 9, PAD, PAD]
+    outputs = update(Scheduler(wanted), output)
+    carrier = outputs[0].new_sampling_mask
+    assert carrier.cu_num_generated_tokens == [0, 1]
+    assert outputs[1].new_sampling_mask is None
+    assert outputs[2].new_sampling_mask.token_ids.tolist() == [5], "with other logprobs: alone"
+    spread(outputs)
+    kept = unpack_rows([out.new_sampling_mask for out in outputs[:2]])[2].rows()
+    assert kept == [[3, 17], [9] if output_of is by_columns else []]
+
+
+def test_a_step_of_nothing_but_packed_sets_is_not_cut_up():
+    output = step([[3, 17], [4], [5, 9]], [-0.25, -1.0, -2.0])
+    output.sampled_token_ids, output.req_id_to_index = [[17], [], [5]], {"a": 2, "b": 1, "c": 0}
+    outputs = update(Scheduler({name: marked(top_k=3, detokenize=False) for name in "abc"}), output)
+    assert [out.request_id for out in outputs] == ["a", "c"], "b is in the middle of its prompt"
+    assert all(out.new_logprobs is None for out in outputs)
+    spread(outputs)
+    ranks, logprobs, kept = unpack_rows([out.new_sampling_mask for out in outputs])
+    assert (ranks.tolist(), logprobs.tolist()) == ([2, 0], [-2.0, -0.25])
+    assert kept.rows() == [[5, 9], [3, 17]]
+
+
+def test_a_step_in_which_nobody_sampled_has_no_sets():
+    output = step([[3, 17]], [-0.25])
+    output.sampled_token_ids = [[]]
+    assert update(Scheduler({"a": marked(top_k=3, detokenize=False)}), output) == []
 
 
 def test_with_drafts_nothing_is_packed():

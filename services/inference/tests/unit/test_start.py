@@ -1,13 +1,16 @@
 """What is refused before anything starts: the environment and the engine's arguments."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
 
 from keptset_inference.arguments import DRAIN_SECONDS, engine_arguments
 from keptset_inference.environment import DEFAULTS, prepare_environment
 from keptset_inference.errors import StartError
-from keptset_settings import InferenceSettings
+from keptset_settings import InferenceSettings, SettingsError, resolve_inference
+from keptset_settings.vllm_names import ENGINE_ARGUMENTS
 
 MODEL = str(Path(__file__).parent)  # a directory, which is all that is looked at here
 
@@ -27,8 +30,16 @@ def test_defaults_are_neutral_and_may_be_overridden():
     assert arguments.model == MODEL
     assert (arguments.logprobs_mode, arguments.generation_config) == ("processed_logprobs", "vllm")
     assert (arguments.dtype, arguments.shutdown_timeout) == ("float32", 3)
+    assert arguments.use_tqdm_on_load is False
     assert arguments.enforce_eager, "on a CPU"
     assert engine_arguments(settings()).shutdown_timeout == DRAIN_SECONDS
+
+
+def test_an_engine_that_takes_turns_can_sleep_where_there_is_cuda(monkeypatch, tmp_path):
+    assert not engine_arguments(settings(gpu_lock=tmp_path / "gpu.lock")).enable_sleep_mode, "on a CPU"
+    monkeypatch.setattr("keptset_inference.arguments.frees_memory", lambda: True)
+    assert engine_arguments(settings(gpu_lock=tmp_path / "gpu.lock")).enable_sleep_mode
+    assert not engine_arguments(settings()).enable_sleep_mode
 
 
 @pytest.mark.parametrize(
@@ -48,6 +59,9 @@ def test_what_would_bias_is_refused_with_capture_only(vllm, says):
     for word in [*says, "enable_return_sampling_mask"]:
         assert word in text
     engine_arguments(settings(False, vllm=vllm))
+    for capture in ("auto", "v1", "native"):  # no run starts to find that out
+        with pytest.raises(SettingsError, match=next(iter(vllm))):
+            resolve_inference(settings(vllm=vllm, capture=capture))
 
 
 @pytest.mark.parametrize("capture", [True, False])
@@ -59,6 +73,7 @@ def test_what_would_bias_is_refused_with_capture_only(vllm, says):
         ({"api_key": "x"}, ["inference.api_key"]),
         ({"port": 3}, ["inference.port"]),
         ({"return_sampling_mask": True}, ["inference.enable_return_sampling_mask"]),
+        ({"worker_extension_cls": "a.B"}, ["worker_extension_cls = 'a.B'", "leave it out"]),
     ],
 )
 def test_unknown_arguments_and_our_own_are_refused(capture, vllm, says):
@@ -119,3 +134,9 @@ def test_what_is_set_stays_and_the_rest_gets_defaults(tmp_path):
     environment = {}
     prepare_environment(settings(False, model="somebody/model"), environment)
     assert not {"VLLM_USE_V2_MODEL_RUNNER", "HF_HUB_OFFLINE"} & set(environment)
+
+
+def test_the_settings_know_the_engine_arguments_of_this_vllm():
+    own = {field.name for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")}
+    assert own - ENGINE_ARGUMENTS == set(), "add these to keptset_settings/vllm_names.py"
+    assert ENGINE_ARGUMENTS - own == set(), "take these out of keptset_settings/vllm_names.py"

@@ -1,6 +1,11 @@
-"""How large a kept set can become, from the request alone."""
+"""How large and how small a kept set can become, from the request alone."""
 
+import numpy as np
 from vllm.sampling_params import SamplingParams
+
+LOWEST_TOP_P = float(np.finfo(np.float32).tiny)
+"""A smaller top_p may be 0 as float32, as which whatever samples takes it, and the nucleus of 0 is nothing.
+From here down the best id alone is kept."""
 
 
 def widest_set(params: SamplingParams, vocabulary: int) -> int:

@@ -10,7 +10,8 @@ Kept sets ride along: 1 + width columns more, which the scheduler takes off agai
 import numpy as np
 from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 
-from .cut import NO_SET
+from .compact import compact
+from .cut import NO_SET, PAD
 
 
 def split_columns(
@@ -30,17 +31,17 @@ def split_columns(
     if lists.logprob_token_ids.shape[1] == width:
         return lists, None, []
     sizes, ids = lists.logprob_token_ids[:, width], lists.logprob_token_ids[:, width + 1 :]
-    inside = np.arange(ids.shape[1], dtype=np.int32) < sizes[:, None]
-    wanted = sizes != NO_SET
-    wrong = wanted & (sampled >= 0) & ((sizes > ids.shape[1]) | ~((ids == sampled[:, None]) & inside).any(1))
+    wanted, fits = sizes != NO_SET, sizes <= ids.shape[1]
+    # Behind the ids of a set there is PAD, which is no id that can be sampled.
+    holds = (ids == sampled.astype(np.int32)[:, None]).any(1) & (sampled != PAD)
+    wrong = wanted & (sampled >= 0) & ~(fits & holds)
     problems = [
         f"row {row}: a set of {sizes[row]} ids in {ids.shape[1]} columns, sampled id {sampled[row]}"
         for row in np.flatnonzero(wrong)
     ]
-    counts = np.where(wanted & ~wrong, np.minimum(sizes, ids.shape[1]), 0)
-    inside &= (counts > 0)[:, None]
+    counts = np.where(wanted & fits & ~wrong, sizes, 0)
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
-    masks = SamplingMaskLists(np.ascontiguousarray(ids[inside]), offsets)
+    masks = SamplingMaskLists(compact(ids, counts), offsets)
     plain = lists._replace(logprob_token_ids=np.ascontiguousarray(lists.logprob_token_ids[:, :width]))
     return plain, masks, problems

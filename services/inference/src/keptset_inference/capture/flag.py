@@ -6,6 +6,8 @@ from vllm.sampling_params import SamplingParams
 
 from keptset_settings import CAPTURE_WIDTH as WIDTH
 
+from .bounds import LOWEST_TOP_P
+
 FLAG = "keptset_kept_tokens"
 """Key in `SamplingParams.extra_args`, which vLLM carries to the sampler without looking at it."""
 
@@ -38,6 +40,7 @@ def check_mark(params: SamplingParams) -> None:
         )
     # What the route has made sure of; sampling would be wrong without it.
     assert params.temperature >= 0.01
+    assert params.top_p >= LOWEST_TOP_P
     assert params.logprobs is not None
     assert params.logprobs >= 0
 

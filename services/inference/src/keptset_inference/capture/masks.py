@@ -4,6 +4,8 @@ import numpy as np
 from vllm.v1.outputs import SamplingMaskLists
 from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
 
+from .compact import compact
+
 
 class KeptMasks(SamplingMaskTensors):
     """vLLM copies a bit for each id of the vocabulary and row to the host (5 MB a step of 256 rows), in case
@@ -35,10 +37,11 @@ class KeptMasks(SamplingMaskTensors):
         if (counts > width).any():
             whole = SamplingMaskTensors(*self)._replace(packed_mask=self.packed_mask.cpu())
             return whole.tolists(num_sampled_tokens)
-        inside = np.arange(width, dtype=np.int32) < counts[:, None]
         offsets = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=offsets[1:])
-        return SamplingMaskLists(self.token_ids.numpy()[rows][inside], offsets, cu_num_generated_tokens)
+        return SamplingMaskLists(
+            compact(self.token_ids.numpy()[rows], counts), offsets, cu_num_generated_tokens
+        )
 
 
 __all__ = ["KeptMasks"]

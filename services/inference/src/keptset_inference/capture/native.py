@@ -160,6 +160,17 @@ def install(runner: Any) -> None:
         runner.rejection_sampler = NativeRejectionSampler.in_place_of(rejection, runner.sampler)
 
 
+def warm_up(runner: Any) -> None:
+    """Compile vLLM's mask kernel for the widths that Triton tells apart: 1, multiples of 16, and others."""
+    rows = 1 if runner.rejection_sampler is None else runner.num_speculative_steps + 1
+    logits = torch.zeros(rows, runner.model_config.get_vocab_size(), device=runner.device)
+    cu_num_logits = torch.tensor([0, rows], dtype=torch.int32, device=runner.device)
+    sampled = torch.ones(1, dtype=torch.int32, device=runner.device)
+    for width in (1, 2, 16):
+        for rows_per_request in {1, rows}:
+            KeptMasks.from_logits(logits, cu_num_logits, sampled, width, rows_per_request)
+
+
 def report(runner: Any) -> dict[str, Any]:
     """What samples in this process, for the proof at start-up."""
     processors = runner.sampler.logits_processors

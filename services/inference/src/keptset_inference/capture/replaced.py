@@ -45,6 +45,12 @@ PIECES = (
         NATIVE,
     ),
     Piece(
+        "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.__init__",
+        "relied on: takes forward_native, or forward_cpu, wherever processed logprobs are wanted",
+        "kernels that cut and sample in one go would sample from what nobody sees",
+        NATIVE,
+    ),
+    Piece(
         "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_native",
         "relied on: cuts nothing at top_k = V and top_p = 1, returns the logprobs of what it samples from",
         "the same",
@@ -160,6 +166,12 @@ PIECES = (
         PER_REQUEST,
     ),
     Piece(
+        "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model",
+        "extended by our worker: compiles the kernels of the capture first",
+        "vLLM watches from its end on for what is compiled while requests wait",
+        NATIVE,
+    ),
+    Piece(
         "vllm.v1.worker.gpu.sample.logits_processor.interface:LogitsProcessor",
         "subclassed by NativeRows (official hook)",
         "who may ask for sets, and which ids such requests never sample",
@@ -185,6 +197,13 @@ PIECES = (
         NATIVE,
     ),
     Piece(
+        "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.get_output",
+        "relied on: one row of logprobs for each request, also where what it sampled is thrown away and no "
+        "ids are left of it",
+        "the columns of a row are held against the ids that it sampled",
+        NATIVE,
+    ),
+    Piece(
         "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
         "overridden by KeptScheduler and KeptAsyncScheduler (official hook scheduler_cls)",
         "moves the columns into `sampling_masks`, from where vLLM cuts each request's",
@@ -195,6 +214,12 @@ PIECES = (
         "filled by us; its `to_nested_list` is replaced in the process of the API",
         "a list of Python ints costs 6 us a token of 512 ids; arrays are what we answer with",
         "masks that reach CompletionOutput as arrays",
+    ),
+    Piece(
+        "vllm.v1.engine.core_client:AsyncMPClient.get_output_async",
+        "extended in the process of the API: spreads the sets of a step, which one array has carried",
+        "an array of its own for every request costs both processes a millisecond a step",
+        "engine messages that are columns",
     ),
     Piece(
         "vllm.v1.engine.output_processor:RequestState._new_completion_output",
@@ -253,12 +278,6 @@ PIECES = (
     ),
     Piece(
         "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
-        "called after weights were loaded again, on a CPU only (cpu_heads)",
-        "a tied head keeps the packed copy of the old weights",
-        "a reload that packs tied heads",
-    ),
-    Piece(
-        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
         "called again after weights are loaded, on a CPU only (cpu_heads)",
         "the packed copy of a tied head stays that of the old weights",
         "a reload_weights that packs tied heads",
@@ -295,9 +314,63 @@ PIECES = (
         "nothing to end",
     ),
     Piece(
+        "vllm.v1.engine.core:EngineCore._finish_pause",
+        "relied on: waits for the device, then clears the caches",
+        "nothing that was computed with old weights may be read under new ones",
+        "nothing to end",
+    ),
+    Piece(
+        "vllm.v1.engine.core:EngineCore._reset_caches",
+        "relied on: clears the prefix cache and a connector's, or raises",
+        "the same",
+        "nothing to end",
+    ),
+    Piece(
+        "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache",
+        "relied on: puts running requests back and drops what is under way of them, or raises",
+        "the same",
+        "nothing to end",
+    ),
+    Piece(
         "vllm.model_executor.model_loader.reload.inplace:reload_weights",
         "relied on: loads a directory in place",
         "weights change under running requests",
+        "nothing to end",
+    ),
+    Piece(
+        "vllm.model_executor.model_loader.reload.layerwise:finalize_layerwise_processing",
+        "called before each load from files (weights.worker)",
+        "what a load that failed has left is counted in the next one, which is then not whole",
+        "a load that begins anew",
+    ),
+    Piece(
+        "vllm.v1.worker.gpu_worker:Worker.update_weights",
+        "called under a watch (weights.worker); relied on: after an error no update is active",
+        "it waits for the trainer without a bound",
+        "a bound of its own, and an error where the group was left meanwhile",
+    ),
+    Piece(
+        "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.destroy",
+        "called by a second thread while the first one waits for the group (weights.worker)",
+        "ncclCommAbort ends what waits; afterwards collectives do nothing, and say nothing",
+        "the same",
+    ),
+    Piece(
+        "vllm.v1.executor.multiproc_executor:MultiprocExecutor.collective_rpc",
+        "relied on, with answers in place of errors (weights.worker)",
+        "after one worker's error the answers of the others are left for the next call",
+        "all answers read before one of them is raised",
+    ),
+    Piece(
+        "vllm.v1.engine.core:EngineCore.wake_up",
+        "relied on: memory comes back by tags, requests are scheduled once all of it is there",
+        "weights are loaded between the two parts of waking",
+        "nothing to end",
+    ),
+    Piece(
+        "vllm.device_allocator.sleep_mode_backend:CuMemBackend.suspend",
+        "relied on: level 1 keeps weights, run-time state and graphs in the host's memory",
+        "what is no parameter comes back as it was, our own tensors never leave",
         "nothing to end",
     ),
     Piece(

@@ -87,6 +87,14 @@ class KeptRows(LogitsProcessor):
             self.columns = cut_rows(logits, self.top_k[:rows], self.top_p[:rows], self.limit, self.widest)
         return logits
 
+    def mask_unknown(self, logits: Tensor) -> None:
+        """Keep marked rows from ids that the tokenizer does not have, in place: before min_p, which compares
+        every id with the most likely one, and comes before `apply`.
+        """
+        if self.limit < self.vocabulary:
+            ours = self.top_k[: len(logits)] > 0
+            logits[:, self.limit :].masked_fill_(ours[:, None], -torch.inf)
+
     def without_cuts(self, metadata: SamplingMetadata) -> SamplingMetadata:
         """What vLLM shall do after `apply`: its top-k and top-p for the other rows, none for these."""
         top_k, top_p = metadata.top_k, metadata.top_p

@@ -12,7 +12,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
 
+from .carried import carry, joined, rows_of
 from .columns import split_columns
 from .flag import is_marked
 from .packed import can_pack, pack_rows, without_head
@@ -32,23 +34,56 @@ class _WithKeptSets:
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
         wants = {
-            request_id: request.sampling_params
+            request_id: _wants(request)
             for request_id in scheduler_output.num_scheduled_tokens
-            if (request := self.requests.get(request_id)) is not None and is_marked(request.sampling_params)
+            if (request := self.requests.get(request_id)) is not None
         }
         move_columns(model_runner_output)
         packed = self.packs and pack(model_runner_output)
+        if packed and all(want is PACKED for want in wants.values()):
+            return self._all_together(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
-            for output in client.outputs:
-                if output.request_id not in wants:
+            together = []
+            for place, output in enumerate(client.outputs):
+                if wants.get(output.request_id, NOTHING) is NOTHING:
                     output.new_sampling_mask = None  # vLLM cut an empty one for every row of the step
                 elif packed and output.new_sampling_mask is not None:
-                    if can_pack(wants[output.request_id]):
+                    if wants[output.request_id] is PACKED:
                         output.new_logprobs = None
+                        together.append(place)
                     else:
                         output.new_sampling_mask = without_head(output.new_sampling_mask)
+            if len(together) > 1:
+                sets = [client.outputs[place].new_sampling_mask.token_ids for place in together]
+                carry(client.outputs, together, joined(sets))
         return outputs
+
+    def _all_together(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        """A step in which nobody wants anything but packed sets: vLLM cuts no request's part out."""
+        sets, rows = model_runner_output.sampling_masks, model_runner_output.req_id_to_index
+        model_runner_output.logprobs = model_runner_output.sampling_masks = None
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for client in outputs.values():
+            places = [place for place, output in enumerate(client.outputs) if output.new_token_ids]
+            if places:
+                of_client = [rows[client.outputs[place].request_id] for place in places]
+                carry(client.outputs, places, rows_of(sets, of_client))
+        return outputs
+
+
+NOTHING, ALONE, PACKED = "nothing", "alone", "packed"
+"""What a request wants of a step: no set; its set, and logprobs beside it; both in one array."""
+
+
+def _wants(request: Request) -> str:
+    """Looked up once for each request."""
+    known: str | None = getattr(request, "keptset_wants", None)
+    if known is None:
+        params = request.sampling_params
+        known = PACKED if can_pack(params) else ALONE if is_marked(params) else NOTHING
+        request.keptset_wants = known
+    return known
 
 
 def pack(output: ModelRunnerOutput) -> bool:

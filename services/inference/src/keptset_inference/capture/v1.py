@@ -9,6 +9,8 @@ from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
+from .cut import cut_rows
+from .padding import known_ids
 from .proven import Proof
 from .rows import KeptRows
 
@@ -42,9 +44,10 @@ class CaptureSampler(Sampler):
     def sample(
         self, logits: Tensor, sampling_metadata: SamplingMetadata, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """As vLLM's, which cuts no row that `KeptRows` has cut."""
+        """As vLLM's, which sees no id that `KeptRows` masks out and cuts no row that it has cut."""
         rows = self.rows
         if rows is not None:
+            rows.mask_unknown(logits)
             sampling_metadata = rows.without_cuts(sampling_metadata)
         sampled, logprobs = super().sample(logits, sampling_metadata, *args, **kwargs)
         if self.proof is not None and rows is not None:
@@ -68,6 +71,14 @@ def install(runner: Any) -> None:
     # For any custom logits processor vLLM waits, before each step, until the previous step's ids are back on
     # the host, even under asynchronous scheduling. Ours reads no output ids.
     runner.input_batch.logitsprocs_need_output_token_ids = False
+
+
+def warm_up(runner: Any) -> None:
+    """Compile the kernels of the cut, on a GPU."""
+    vocabulary = runner.model_config.get_vocab_size()
+    logits = torch.zeros(2, vocabulary, device=runner.device)
+    top_k = torch.ones(2, dtype=torch.int32, device=runner.device)
+    cut_rows(logits, top_k, torch.ones(2, device=runner.device), known_ids(runner.vllm_config), 1)
 
 
 def report(runner: Any) -> dict[str, Any]:

@@ -7,13 +7,15 @@ import numpy as np
 import torch
 from vllm.platforms import current_platform
 
-from ..cpu_heads import pack_heads
-from ..cpu_seeds import guard_seeds
 from . import v1
 from .proven import Proof
 
 if current_platform.is_cpu():
+    # Importing vLLM's CPU worker takes torch's streams, events and pinned memory away from the process.
     from vllm.v1.worker.cpu_worker import CPUWorker as Base
+
+    from ..cpu_heads import pack_heads
+    from ..cpu_seeds import guard_seeds
 else:
     from vllm.v1.worker.gpu_worker import Worker as Base
 
@@ -37,6 +39,17 @@ class KeptsetWorker(Base):  # type: ignore[misc, valid-type]
             from . import native  # needs Triton
 
             native.install(self.model_runner)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """As vLLM's, which watches from its end on for kernels that are compiled while requests wait."""
+        if not current_platform.is_cpu():
+            if self.use_v2_model_runner:
+                from . import native
+
+                native.warm_up(self.model_runner)
+            else:
+                v1.warm_up(self.model_runner)
+        return super().compile_or_warm_up_model()
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM's; on a CPU a tied head follows its embedding."""

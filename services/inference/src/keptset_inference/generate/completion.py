@@ -39,10 +39,11 @@ def completion(output: CompletionOutput, sampling: Sampling, vocab_size: int) ->
     """Check one output of the engine.
 
     Raises:
-        RequestError: status 500; something is missing, does not line up or is no number.
+        RequestError: status 500; something is missing, does not line up or is no number. 400; the engine
+            gave up a request whose structured outputs it could not follow.
     """
     if output.finish_reason == "error":
-        raise RequestError("the engine gave the request up (finish_reason = error)", 500, "engine_error")
+        raise _given_up(sampling)
     token_ids = np.asarray(output.token_ids, np.int32)
     kept, packed = _kept(output, sampling, token_ids, vocab_size) if sampling.masked else (None, None)
     logprobs = packed or _logprobs(output, sampling, len(token_ids))
@@ -93,10 +94,33 @@ def _kept(
             logprobs = TokenLogprobs(token_ids[:, None], values[:, None], ranks)
         else:
             kept = kept_tokens(chunks)
+        if len(kept) == len(token_ids) and (kept.counts == 0).any():
+            position = int((kept.counts == 0).argmax())
+            raise _failed(
+                output,
+                f"token {position} has no kept set: min_tokens, stop_token_ids, bad_words, allowed_token_ids "
+                "and structured_outputs left nothing to sample, or its logits were no numbers (the server's "
+                "log says which)",
+            )
         kept.check(len(token_ids), vocab_size, token_ids, require_masks=True)
     except KeptTokensError as error:
         raise _failed(output, f"the kept sets that were recorded are wrong: {error}") from error
     return kept, logprobs
+
+
+def _given_up(sampling: Sampling) -> RequestError:
+    """Why vLLM ends a request with an error: a grammar that cannot be compiled or followed, such as
+    a{99999999}, which passes vLLM's own checks; or, if it was to fetch a cache from elsewhere, that.
+    """
+    given = sampling.params
+    if given.structured_outputs is not None and "kv_transfer_params" not in (given.extra_args or {}):
+        return RequestError(
+            "sampling_params.structured_outputs: the engine cannot compile or follow this; ask for less at "
+            "once, for example fewer repetitions. The server's log has the backend's own words",
+            400,
+            "grammar_failed",
+        )
+    return RequestError("the engine gave the request up (finish_reason = error)", 500, "engine_error")
 
 
 def _failed(output: CompletionOutput, what: str) -> RequestError:

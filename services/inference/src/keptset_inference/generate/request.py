@@ -1,12 +1,15 @@
-"""The body of a request, checked field by field. Nothing is ignored, trimmed or filled in silently."""
+"""The body of a request, checked field by field. Nothing is ignored, trimmed or filled in silently; of a name
+that comes twice the last value counts, as JSON readers have it.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from vllm.sampling_params import SamplingParams
 
 from ..errors import RequestError
-from ..names import did_you_mean
+from ..names import FIELDS, PARAMETERS, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,18 @@ def _check_names(fields: dict[str, Any]) -> None:
         if name in SERVED:
             continue
         if name not in NOT_SERVED:
-            raise RequestError(f"{name}: unknown field, {did_you_mean(name, SERVED)}")
+            raise RequestError(f"{name}: unknown field, {_meant(name)}")
         if not any(value is nothing or value == nothing for nothing in NOT_SERVED[name]):
             raise RequestError(
                 f"{name} = {shown(value)} is not served here (token ids in, token ids out): leave it out"
             )
+
+
+def _meant(name: str) -> str:
+    """Where a field belongs that this route does not have at the top, as far as that can be told."""
+    if name in SamplingParams.__struct_fields__:
+        return f"send it as sampling_params.{name}"
+    return FIELDS.get(name) or PARAMETERS.get(name) or did_you_mean(name, SERVED)
 
 
 def _typed(fields: dict[str, Any], name: str, kind: type, default: Any = None) -> Any:

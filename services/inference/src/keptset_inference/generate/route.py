@@ -20,7 +20,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from kept_tokens.messages import encode
 
 from ..errors import RequestError, json_response
-from ..state import FORMATS, EngineFacts, KeptTokensFormat, ServerState
+from ..state import FORMATS, EngineFacts, KeptTokensFormat, ServerState, asleep
 from .binary_answer import binary_answer
 from .completion import completion
 from .json_answer import json_choice, prompt_logprobs, usage
@@ -50,6 +50,9 @@ async def generate(raw: Request) -> Response:
         if binary and request.stream:
             raise RequestError(f"stream = true goes with JSON only: leave `Accept: {MSGPACK}` or stream out")
         sampling = prepare_sampling(request, facts)
+        _check_prompt_logprobs(sampling, binary, request.stream)
+        if state.phase != "awake":  # it fell asleep while the body came
+            raise asleep(state.phase)
         job = _Job(raw, request, sampling, dialect)
         return await (job.stream() if request.stream else job.answer(binary))
     except RequestError as error:
@@ -208,10 +211,20 @@ def _wanted_form(raw: Request, default: KeptTokensFormat) -> tuple[bool, KeptTok
 def _check_model(model: str | None, facts: EngineFacts) -> None:
     if model is not None and model not in facts.served_names:
         raise RequestError(
-            f"model = {model!r} is not served here: leave it out, or send "
-            f"{' or '.join(map(repr, facts.served_names))}",
+            f"model = {model!r} is not served here: leave it out, or send a name that GET /v1/models lists",
             404,
             "model_not_found",
+        )
+
+
+def _check_prompt_logprobs(sampling: Sampling, binary: bool, stream: bool) -> None:
+    if sampling.params.prompt_logprobs is None and not sampling.params.prompt_logprob_token_ids:
+        return
+    if binary or stream:
+        form, way_out = ("a stream", "stream") if stream else (MSGPACK, f"`Accept: {MSGPACK}`")
+        raise RequestError(
+            f"sampling_params.prompt_logprobs = {sampling.params.prompt_logprobs}: {form} does not hold "
+            f"them: leave {way_out} out, or ask for the prompt's logprobs in a request of their own"
         )
 
 

@@ -1,16 +1,21 @@
 """The sampling parameters of a request, and who gets kept sets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
-from ..capture.bounds import widest_set
+from ..capture.bounds import LOWEST_TOP_P, widest_set
 from ..capture.flag import mark
 from ..errors import RequestError
-from ..names import did_you_mean
+from ..names import PARAMETERS, did_you_mean
 from ..state import EngineFacts
 from .request import GenerateRequest, shown
 
@@ -30,6 +35,11 @@ KNOWN = sorted(
     if name not in _SET_BY_SERVER and not name.startswith("_")
 )
 """What `sampling_params` may hold, by vLLM's names."""
+_KNOWN_INSIDE = {
+    "structured_outputs": sorted(one.name for one in fields(StructuredOutputsParams) if one.init),
+    "repetition_detection": sorted(one.name for one in fields(RepetitionDetectionParams) if one.init),
+}
+"""What their tables may hold: of these, too, what is unknown would be left out without a word."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,7 @@ def prepare_sampling(request: GenerateRequest, facts: EngineFacts) -> Sampling:
     masked = _wants_sets(request.kept_tokens, params, facts)
     if masked:
         _check_replayable(params, given, facts)
+        params.top_p = max(params.top_p, LOWEST_TOP_P)  # the same set
         if params.logprobs is None:
             params.logprobs = 0  # the sets travel with the logprobs
         mark(params)
@@ -89,11 +100,15 @@ def prepare_sampling(request: GenerateRequest, facts: EngineFacts) -> Sampling:
     return Sampling(params, masked, logprobs)
 
 
-def limits_support(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether anything besides the temperature keeps tokens from being sampled."""
+def limits_support(params: SamplingParams) -> bool:
+    """Whether anything besides the temperature may keep tokens from being sampled.
+
+    A top_k counts however small the vocabulary is: who asks for one, as a truncating source of a run does,
+    does not have to know it, and gets the same answer from every model.
+    """
     return bool(
         params.top_p < 1
-        or 0 < params.top_k < vocab_size
+        or params.top_k > 0
         or params.min_p > 0
         or params.min_tokens > 0
         or params.bad_words
@@ -107,7 +122,15 @@ def _check_names(given: dict[str, Any]) -> None:
         if name in _SET_BY_SERVER:
             raise RequestError(f"sampling_params.{name} cannot be sent: {_SET_BY_SERVER[name]}")
         if name not in KNOWN:
-            raise RequestError(f"sampling_params.{name}: unknown parameter, {did_you_mean(name, KNOWN)}")
+            meant = PARAMETERS.get(name) or did_you_mean(name, KNOWN)
+            raise RequestError(f"sampling_params.{name}: unknown parameter, {meant}")
+    for outer, known in _KNOWN_INSIDE.items():
+        value = given.get(outer)
+        for name in value if isinstance(value, dict) else ():
+            if name not in known:
+                raise RequestError(
+                    f"sampling_params.{outer}.{name}: unknown parameter, {did_you_mean(name, known)}"
+                )
 
 
 def _convert(given: dict[str, Any]) -> SamplingParams:
@@ -119,8 +142,8 @@ def _convert(given: dict[str, Any]) -> SamplingParams:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         field = path.rstrip("`").lstrip(".")
-        value = shown(given[field]) if field in given else ""
-        text = f"sampling_params.{field} = {value}: {message}" if field else f"sampling_params: {error}"
+        value = f" = {shown(given[field])}" if field in given else ""  # not of an entry: `stop[0]`
+        text = f"sampling_params.{field}{value}: {message}" if field else f"sampling_params: {error}"
         raise RequestError(text) from error
     except VLLMValidationError as error:
         raise RequestError(f"sampling_params: {error.args[0]}") from error
@@ -149,7 +172,7 @@ def _wants_sets(asked: bool | None, params: SamplingParams, facts: EngineFacts) 
             )
         return False
     if asked is None:
-        return params.temperature > 0 and limits_support(params, facts.vocab_size)
+        return params.temperature > 0 and limits_support(params)
     if params.temperature == 0:
         raise RequestError(
             "kept_tokens = true, but temperature = 0 is greedy and has no kept set: set a temperature of "
@@ -179,6 +202,7 @@ def _check_replayable(params: SamplingParams, given: dict[str, Any], facts: Engi
             f"the vocabulary of {facts.vocab_size}, and at most {facts.width} ids are recorded: set top_k "
             f"to 1 to {facts.width}, {without}"
         )
+    _check_something_is_left(params, facts, without)
     neutral = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
     for name, value in neutral.items():
         if getattr(params, name) != value:
@@ -206,6 +230,20 @@ def _check_replayable(params: SamplingParams, given: dict[str, Any], facts: Engi
         raise RequestError(
             f"sampling_params.logprobs = {params.logprobs} (the whole vocabulary) cannot be sent with kept "
             f"sets: send 0 or more, {without}"
+        )
+
+
+def _check_something_is_left(params: SamplingParams, facts: EngineFacts, without: str) -> None:
+    """Refuse contradictions that show before anything is tokenised; others fail where they are sampled."""
+    if not params.min_tokens or not params.stop_token_ids:
+        return
+    stops = set(params.stop_token_ids)
+    allowed = params.allowed_token_ids
+    nothing = stops.issuperset(allowed) if allowed is not None else len(stops) >= facts.vocab_size
+    if nothing:
+        raise RequestError(
+            f"sampling_params.min_tokens = {params.min_tokens} forbids the stop_token_ids for so long, "
+            f"which leaves nothing to sample: allow another id, {without}"
         )
 
 

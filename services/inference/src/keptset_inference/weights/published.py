@@ -6,7 +6,9 @@ All of this reads files only; the engine is not touched.
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from ..errors import RequestError
 from .tensors import Tensor, TensorFileError, read_tensors
 
 MANIFEST = "manifest.json"
+INDEX = "model.safetensors.index.json"
 TIED_HEAD = "lm_head.weight"
+_HASHED_AT_ONCE = 4
+_WORTH_THREADS = 1 << 24  # bytes
 _ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -62,10 +67,10 @@ def _directory(root: Path, version: int) -> Path:
         )
     inside = root.resolve()
     for path in (directory, *directory.rglob("*")):
-        if not path.resolve().is_relative_to(inside):
-            raise RequestError(
-                f"{path} leads outside {root}: publish files, not links", 409, "version_unusable"
-            )
+        if not Path(os.path.realpath(path)).is_relative_to(inside):
+            raise _unlike(f"{path} leads outside {root}: publish files, not links")
+        if not path.is_dir() and not path.is_file():  # reading a pipe would wait for ever
+            raise _unlike(f"{path} is neither a file nor a directory: publish files")
     return directory
 
 
@@ -75,7 +80,7 @@ def _manifest(directory: Path, version: int) -> dict[str, Any]:
         manifest = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise _unlike(f"{path} is missing: a version is published with one") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _unlike(f"{path} cannot be read: {error}") from error
     if (
         not isinstance(manifest, dict)
@@ -118,7 +123,28 @@ def _against_manifest(directory: Path, manifest: dict[str, Any]) -> dict[str, Te
             raise _unlike(
                 f"{directory.name}: {name} has {tensor.end - tensor.start} bytes, its shape says otherwise"
             )
+    _against_index(directory, tensors)
     return tensors
+
+
+def _against_index(directory: Path, tensors: dict[str, Tensor]) -> None:
+    """An index, if there is one, lists what is there: vLLM loads only the files that it names, and leaves
+    the rest of the model as it was.
+    """
+    path = directory / INDEX
+    if not path.exists():
+        return
+    try:
+        listed = json.loads(path.read_bytes())["weight_map"]
+        there = {name: tensor.file.name for name, tensor in tensors.items()}
+        wrong = {name: file for name, file in there.items() if listed.get(name) != file}
+        unknown = sorted(listed.keys() - tensors.keys())
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise _unlike(f"{path} cannot be read: {error!r}; without it all files are loaded") from error
+    for name, file in sorted(wrong.items()):
+        raise _unlike(f"{path} has {name} in {listed.get(name)!r}, but it is in {file}")
+    for name in unknown:
+        raise _unlike(f"{path} has {name} in {listed[name]!r}, but no file holds it")
 
 
 def _against_model(
@@ -143,20 +169,26 @@ def _against_model(
 
 def _hashes(directory: Path, tensors: dict[str, Tensor], manifest: dict[str, Any]) -> None:
     """Last, because it reads everything."""
-    for name, tensor in tensors.items():
-        stated, there = manifest["tensors"][name].get("blake2b"), tensor.blake2b()
+    much = sum(tensor.end - tensor.start for tensor in tensors.values()) > _WORTH_THREADS
+    with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:  # reading and hashing leave the interpreter to others
+        hashes = list((pool.map if much else map)(Tensor.blake2b, tensors.values()))
+    for name, there in zip(tensors, hashes, strict=True):
+        stated = manifest["tensors"][name].get("blake2b")
         if there != stated:
             raise _unlike(f"{directory.name}: {name} has the hash {there}, the manifest says {stated!r}")
     files = manifest.get("files", {})
-    for name, entry in files.items() if isinstance(files, dict) else ():
+    if not isinstance(files, dict):
+        raise _unlike(f"{directory.name}: `files` of the manifest must be a table of names and hashes")
+    for name, entry in files.items():
         stated = entry.get("blake2b") if isinstance(entry, dict) else entry
+        if not isinstance(stated, str):
+            raise _unlike(f"{directory.name}: the manifest has no hash of {name}, but {stated!r}")
         path = directory / name
         if not path.resolve().is_relative_to(directory.resolve()) or not path.is_file():
             raise _unlike(f"{directory.name}: the manifest states {name}, which is not there")
-        if isinstance(stated, str):
-            there = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-            if there != stated:
-                raise _unlike(f"{directory.name}: {name} has the hash {there}, the manifest says {stated!r}")
+        there = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        if there != stated:
+            raise _unlike(f"{directory.name}: {name} has the hash {there}, the manifest says {stated!r}")
 
 
 def _unlike(text: str) -> RequestError:

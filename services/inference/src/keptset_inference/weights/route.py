@@ -6,8 +6,11 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from keptset_guards import CallerLeft, while_asked
+
 from ..errors import RequestError, json_response
 from ..generate.openapi import ERROR
+from .transfer import UNIQUE_ID, Transfer
 from .update import WeightUpdates
 
 router = APIRouter(tags=["keptset"])
@@ -19,6 +22,8 @@ class WeightsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body."""
 
     version: Version
+    transfer: Transfer | None = None
+    """It comes over NCCL, from a trainer that is asked to send it at the same time; None: it is published."""
 
 
 _OPENAPI: dict[str, Any] = {
@@ -29,7 +34,34 @@ _OPENAPI: dict[str, Any] = {
                 "schema": {
                     "type": "object",
                     "required": ["version"],
-                    "properties": {"version": {"type": "integer", "minimum": 0, "maximum": 999999}},
+                    "properties": {
+                        "version": {"type": "integer", "minimum": 0, "maximum": 999999},
+                        "transfer": {
+                            "anyOf": [
+                                {"type": "null"},
+                                {
+                                    "type": "object",
+                                    "required": [
+                                        "unique_id",
+                                        "rank_offset",
+                                        "world_size",
+                                        "bucket_bytes",
+                                        "seconds",
+                                        "tensors",
+                                    ],
+                                    "properties": {
+                                        "unique_id": {"type": "string", "pattern": UNIQUE_ID},
+                                        "rank_offset": {"type": "integer", "minimum": 1},
+                                        "world_size": {"type": "integer", "minimum": 2},
+                                        "bucket_bytes": {"type": "integer", "minimum": 1},
+                                        "seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600},
+                                        "tensors": {"type": "array", "items": {"type": "array"}},
+                                    },
+                                    "additionalProperties": False,
+                                },
+                            ]
+                        },
+                    },
                     "additionalProperties": False,
                 }
             }
@@ -46,6 +78,7 @@ _OPENAPI: dict[str, Any] = {
                             "version": {"type": "integer"},
                             "seconds": {"type": "number"},
                             "pause_seconds": {"type": "number"},
+                            "instance": {"type": "string"},
                         },
                     }
                 }
@@ -65,7 +98,13 @@ async def weights(raw: Request) -> Response:
             request = msgspec.json.decode(await raw.body(), type=WeightsRequest)
         except msgspec.DecodeError as error:
             raise RequestError(f'the body must be {{"version": n}}: {error}') from error
-        return json_response(asdict(await updates.update(request.version)))
+        update = updates.update(request.version, request.transfer)
+        done = await (update if request.transfer is None else while_asked(raw.receive, update))
+        return json_response({**asdict(done), "instance": raw.app.state.keptset.instance})
+    except CallerLeft:
+        return RequestError(
+            "whoever asked has left: the transfer was called off", 499, "called_off"
+        ).response()
     except RequestError as error:
         return error.response()
 

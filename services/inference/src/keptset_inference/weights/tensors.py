@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _MOST_HEADER_BYTES = 100_000_000  # the format's own limit
 _CHUNK = 1 << 24
@@ -86,7 +87,7 @@ def _read_header(file: Path) -> list[Tensor]:
         if length > min(size - 8, _MOST_HEADER_BYTES):
             raise TensorFileError(f"{file.name}: {size} bytes are no safetensors file")
         try:
-            entries = json.loads(stream.read(length))
+            entries = json.loads(stream.read(length), object_pairs_hook=_distinct)
             base = 8 + length
             tensors = [
                 Tensor(
@@ -100,12 +101,20 @@ def _read_header(file: Path) -> list[Tensor]:
                 for name, entry in entries.items()
                 if name != "__metadata__"
             ]
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
             raise TensorFileError(f"{file.name}: its header is damaged: {error!r}") from error
     for tensor in tensors:
         if not base <= tensor.start <= tensor.end <= size:
             raise TensorFileError(f"{file.name}: {tensor.name} lies outside the file of {size} bytes")
     return tensors
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose names differ: of a name that comes twice readers take one or the other."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError(f"a name comes twice among {sorted(name for name, _ in pairs)[:8]}")
+    return entries
 
 
 __all__ = ["Tensor", "TensorFileError", "read_tensors"]

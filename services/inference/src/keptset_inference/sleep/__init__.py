@@ -1,0 +1,1 @@
+"""Turns on a GPU: the engine's memory leaves it while somebody else works there."""
