@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything of the trainer that only GPUs can show, in about six minutes on one or two H200:
+# Everything of the trainer that only GPUs can show, in about eight minutes on one or two H200:
 #
 #   gpu_session.sh OUTPUT_FOLDER [PYTHON] [extra arguments of step.py, such as --prime-rl FILE]
 #
@@ -31,10 +31,10 @@ part "attention kernels" 45 "$python" $bench/attention.py --output "$out/attenti
 part "one GPU" 215 "$python" $bench/step.py --output "$out/step.json" \
   --kernels "$out/attention.json" --budget-seconds "${STEP_SECONDS:-190}" $options "$@"
 part "parity, one GPU" 60 "$python" $bench/parity.py --folder "$out/parity" $options
-part "tests that need a GPU" 60 "$python" -m pytest -q -c /dev/null --rootdir=. -p no:cacheprovider \
-  --import-mode=importlib services/trainer/tests/test_cuda.py
+part "tests that need a GPU" 120 "$python" -m pytest -q -c /dev/null --rootdir=. -p no:cacheprovider \
+  --import-mode=importlib services/trainer/tests/test_cuda.py services/trainer/tests/test_many_tensors.py
 if [ "$gpus" -gt 1 ]; then
-  part "$gpus GPUs" 75 "${many[@]}" $bench/step.py --output "$out/step.json" --append --budget-seconds 60 \
+  part "$gpus GPUs" 170 "${many[@]}" $bench/step.py --output "$out/step.json" --append --budget-seconds 150 \
     --kernels "$out/attention.json" $options
   part "parity, $gpus GPUs" 75 "${many[@]}" $bench/parity.py --folder "$out/parity" $options
 fi

@@ -76,7 +76,7 @@ class Size:
 
 
 TINY = Size(
-    hidden=32, layers=2, heads=4, key_heads=2, head_dim=16, intermediate=64, vocabulary=2048, tokens=256
+    hidden=32, layers=8, heads=4, key_heads=2, head_dim=16, intermediate=64, vocabulary=2048, tokens=256
 )
 
 

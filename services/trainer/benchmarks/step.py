@@ -1,11 +1,12 @@
 """Times whole training steps of a Qwen3-0.6B-shaped model, with the trainer's own step, optimiser included.
 
     python benchmarks/step.py --output benchmarks/results/step-h200.json        one GPU
-    torchrun --nproc-per-node 2 benchmarks/step.py --output ... --append        two, against one
+    torchrun --nproc-per-node 2 benchmarks/step.py --output ... --append        two, and one of them alone
     python benchmarks/step.py --report benchmarks/results/step-h200.json        prints an earlier run
 
-A step goes from rows on the host to applied weights; packing the rows is timed apart (`packing_ms`). Every
-row is written when it is there. `--device cpu --tiny` tries all of it without a GPU.
+A step goes from samples on the host to applied weights. Sorting them into rows is timed apart (`packing_ms`);
+each row is packed in the step, when it is its turn (`pack_rows.py` times that alone). Every result is written
+when it is there. `--device cpu --tiny` tries all of it without a GPU (recordings are then the work itself).
 """
 
 import argparse
@@ -23,12 +24,14 @@ from typing import Any
 
 import torch
 from qwen3_shape import TINY, Size, lengths_of, samples_of
+from step_cases import Case, cases_of_many, cases_of_one, owned_bytes, said
 from step_clock import matmul_rate, profiled
 from step_heads import heads
 from step_table import print_table
 
 from keptset_settings import ClippedRatioLoss
-from keptset_trainer import attention
+from keptset_trainer import attention, cudnn_ragged
+from keptset_trainer.graphs import done_again
 from keptset_trainer.losses import loss_function
 from keptset_trainer.optimizer import adamw
 from keptset_trainer.packing import pack
@@ -40,49 +43,12 @@ from keptset_trainer.train_step import train_step
 GiB = 2**30
 
 
-@dataclass(frozen=True)
-class Case:
-    """One row of the table."""
-
-    shape: str
-    head: str = "kept"
-    compiled: bool = True
-    checkpointing: str = "off"
-    sharded: bool = False
-    ranks: int = 1
-    deterministic: bool = False
-    batch_kernel: str = "cuDNN"
-    varied: bool = False
-    """Every step has sequences of other lengths."""
-
-
-def cases_of_one(prime: Path | None) -> list[Case]:
-    """What one GPU measures; what matters most first, prepared alike side by side."""
-    kept = Case("16x")
-    return [
-        *(replace(kept, head=name) for name in ("none", "kept", "kept + entropy", *list(heads(prime))[3:])),
-        kept,  # again: how much two measurements of the same differ
-        Case("4x"),
-        Case("4x", head="none"),
-        Case("1x"),
-        Case("1x", checkpointing="full"),
-        replace(kept, batch_kernel="flash"),
-        replace(kept, batch_kernel="varlen"),
-        replace(kept, sharded=True),
-        replace(kept, deterministic=True),
-        Case("1x", varied=True),
-        Case("1x", checkpointing="selective"),
-        replace(kept, compiled=False),
-        Case("4x", compiled=False),
-        Case("1x", compiled=False, checkpointing="full"),
-    ]
-
-
 class Bench:
     """One way to prepare the model; heads and shapes change on it."""
 
-    def __init__(self, case: Case, size: Size, ranks: Ranks, prime: Path | None) -> None:
-        self.case, self.size, self.ranks = case, size, ranks
+    def __init__(self, case: Case, size: Size, ranks: Ranks, prime: Path | None, profile: bool) -> None:
+        """`profile`: some cases; whatever is measured after that may be slower."""
+        self.case, self.size, self.ranks, self.profile = case, size, ranks, profile
         self.heads = heads(prime)
         self.policy = size.policy(ranks.device, torch.bfloat16)
         self.parameters = sum(p.numel() for p in self.policy.model.parameters())
@@ -93,7 +59,11 @@ class Bench:
             ranks,
             checkpointing=case.checkpointing,
             compiled=case.compiled,
-            sharded=case.sharded or ranks.size > 1,
+            sharding=case.sharding,
+            graphs="on" if case.graphs else "off",
+            record=None if ranks.device.type == "cuda" else done_again,
+            backward_groups=case.backward_groups,
+            gather_in_place=case.gather_in_place,
         )
         self.optimizer = adamw(self.weights, lr=1e-6, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01)
 
@@ -128,8 +98,8 @@ class Stepper:
 
     @property
     def warm_up(self) -> int:
-        """Steps that are not counted."""
-        return 3 + len(self.batches) * (len(self.batches) > 1)
+        """Steps that are not counted: what is compiled, recorded, allocated."""
+        return 4 + len(self.batches) * (len(self.batches) > 1)
 
     def step(self) -> None:
         """One step, from rows on the host until the device has done it."""
@@ -145,7 +115,9 @@ class Stepper:
         if self.done >= self.warm_up:
             self.packing.append((packed - began) * 1e3)
             self.times.append((time.perf_counter() - packed) * 1e3)
-            self.peak = max(self.peak, torch.cuda.max_memory_allocated() if cuda else 0)
+            # what belongs to a recording is reserved, but not allocated any more
+            used = torch.cuda.max_memory_reserved if self.case.graphs else torch.cuda.max_memory_allocated
+            self.peak = max(self.peak, used() if cuda else 0)
         self.done += 1
 
     def train(self, samples: Any, rows: Any) -> None:
@@ -181,16 +153,15 @@ class Stepper:
             "tokens_a_second": bench.ranks.size * tokens / milliseconds * 1e3,
             "model_tflop": bench.flops_of[case.shape] / 1e12,
             "graph_breaks": {reason.split("\n")[0][:120]: count for reason, count in breaks.items()},
-            "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
+            "compiled_graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
+            "recorded": 0 if bench.scorer.graphs is None else len(bench.scorer.graphs.recorded),
         }
         if bench.ranks.device.type == "cuda":
-            if bench.ranks.size == 1 and case.compiled and not case.varied:
+            if bench.profile and case.compiled and not case.varied:
                 rows = pack(self.batches[0], tokens, bench.ranks.rank, bench.ranks.size)
                 kernels = profiled(partial(self.train, self.batches[0], rows))
                 result |= {"kernels_ms": kernels[0][1], "kernels": kernels if case.head == "kept" else []}
-            # float32 weights, gradients, two moments: of shards a rank's part; else with a copy in bfloat16
-            sharded = bench.case.sharded or bench.ranks.size > 1
-            own = bench.parameters * (16 / bench.ranks.size if sharded else 18)
+            own = bench.parameters * owned_bytes(case)
             result |= {"peak_gib": self.peak / GiB, "beside_gib": (self.peak - own) / GiB}
         return result
 
@@ -201,21 +172,12 @@ LOSS = loss_function(ClippedRatioLoss())
 KERNELS = {"cuDNN": [*attention.BATCH_KERNELS], "flash": attention.BATCH_KERNELS[1:], "varlen": []}
 
 
-def fastest(rows: list[dict[str, Any]]) -> tuple[str, str]:
-    """Of the kernels that attention.py found exact: for rows of equal sequences, and for others."""
-    good = [row for row in rows if "ms" in row and max(row["errors"]) < 1e-2]
-
-    def best(shape: str, names: dict[str, str], usual: str) -> str:
-        found = [
-            (row["ms"], names[row["kernel"]])
-            for row in good
-            if row["shape"] == shape and row["kernel"] in names
-        ]
-        return min(found)[1] if found else usual
-
-    batches = {"batch cuDNN": "cuDNN", "batch flash": "flash", "varlen flash": "varlen"}
-    ragged = {"varlen flash": "flash", "varlen cuDNN": "cudnn"}
-    return best("16x", batches, "cuDNN"), best("1x", ragged, "flash")
+def fastest(rows: list[dict[str, Any]]) -> str:
+    """Of the kernels for rows of equal sequences that attention.py found exact."""
+    names = {"batch cuDNN": "cuDNN", "batch flash": "flash", "varlen flash": "varlen"}
+    good = [row for row in rows if row["shape"] == "16x" and "ms" in row and max(row["errors"]) < 1e-2]
+    found = [(row["ms"], names[row["kernel"]]) for row in good if row["kernel"] in names]
+    return min(found)[1] if found else "cuDNN"
 
 
 class Run:
@@ -225,9 +187,9 @@ class Run:
         self.options, self.ranks = options, ranks
         self.size = TINY if options.tiny else Size()
         self.began = time.monotonic()
-        self.kernel, self.ragged = options.batch_kernel, "flash"
+        self.kernel = options.batch_kernel
         if options.kernels is not None and options.kernels.exists():
-            self.kernel, self.ragged = fastest(json.loads(options.kernels.read_bytes())["rows"])
+            self.kernel = fastest(json.loads(options.kernels.read_bytes())["rows"])
         self.bench: Bench | None = None
         self.results: dict[str, Any] = {"rows": []}
         if options.append and options.output.exists():
@@ -240,6 +202,8 @@ class Run:
         self.results.setdefault("matmul_tflops", rate)
         self.results.setdefault("model", asdict(self.size))
         self.rate = rate
+        library = cudnn_ragged.library() if cuda else None
+        self.frontend = None if library is None else library.__version__
 
     def rows(self, cases: list[Case]) -> None:
         """Measure cases, those that are prepared alike step by step in turn, so that they share what the
@@ -254,8 +218,9 @@ class Run:
     def preparation(self, case: Case) -> tuple[Any, ...]:
         """What two cases must share; a shape is compiled for itself, as in a run whose rows are alike."""
         return (
-            case.compiled, case.checkpointing, case.sharded, case.batch_kernel, case.deterministic,
-            case.compiled and (case.shape, case.varied), case.ranks,
+            case.compiled, case.checkpointing, case.graphs, case.sharding, case.batch_kernel,
+            case.deterministic, case.compiled and (case.shape, case.varied), case.ranks,
+            case.gather_in_place, case.backward_groups,
         )  # fmt: skip
 
     def group(self, cases: list[Case]) -> None:
@@ -277,14 +242,14 @@ class Run:
     def write(self, measured: list[tuple[Case, dict[str, Any]]], began: float) -> None:
         """Keep what was measured, at once."""
         for case, result in measured:
-            row = {**asdict(case), **result, "seconds": time.monotonic() - began}
+            row = {**asdict(case), **result, "run_of": self.ranks.size, "seconds": time.monotonic() - began}
             if "ms" in row:
                 row["mfu"] = row["model_tflop"] / row["ms"] * 1e3 / self.rate
             self.results["rows"].append(row)
             if self.ranks.is_first:
                 print(f"{time.monotonic() - self.began:6.1f} s  {said(row)}", flush=True)
         if self.ranks.is_first:
-            self.results |= {"batch_kernel": self.kernel, "ragged_kernel": self.ragged}
+            self.results |= {"batch_kernel": self.kernel, "cudnn_frontend": self.frontend}
             self.options.output.write_text(json.dumps(self.results, indent=1))
 
     def measured(self, cases: list[Case]) -> list[tuple[Case, dict[str, Any]]]:
@@ -292,14 +257,21 @@ class Run:
         torch.use_deterministic_algorithms(case.deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = False
         attention.BATCH_KERNELS[:] = KERNELS[case.batch_kernel]
-        attention.RAGGED_KERNEL[:] = [self.ragged]
         self.bench = None
         gc.collect()
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         if self.ranks.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.bench = Bench(case, self.size, self.ranks, self.options.prime_rl)
+        if case.ranks == self.ranks.size:
+            return self.steps(cases, self.ranks)
+        alone = self.steps(cases, Ranks(self.ranks.device)) if self.ranks.is_first else []
+        self.ranks.gathered(None)  # the other GPUs are idle meanwhile
+        return alone
+
+    def steps(self, cases: list[Case], ranks: Ranks) -> list[tuple[Case, dict[str, Any]]]:
+        """Of cases that are prepared alike, on these ranks."""
+        self.bench = Bench(cases[0], self.size, ranks, self.options.prime_rl, profile=self.ranks.size == 1)
         steppers = [self.bench.stepper(case) for case in cases]
         gc.disable()  # its pauses are long enough to be seen
         try:
@@ -322,27 +294,6 @@ class Run:
             stepper.error = f"{type(error).__name__}: {error}".strip().split("\n")[0][:300]
 
 
-def said(row: dict[str, Any]) -> str:
-    name = f"{row['shape']:3} {row['head']:30} "
-    name += " ".join(
-        f"{key}={row[key]}"
-        for key in (
-            "compiled",
-            "checkpointing",
-            "sharded",
-            "ranks",
-            "deterministic",
-            "batch_kernel",
-            "varied",
-        )
-        if row[key] != getattr(Case("16x"), key)
-    )
-    if "ms" not in row:
-        return f"{name} {row.get('error') or row.get('skipped')}"
-    memory = f" {row['beside_gib']:.1f} GiB beside" if "beside_gib" in row else ""
-    return f"{name} {row['ms']:.1f} ms, {row['tokens_a_second']:,.0f} tokens/s, MFU {row['mfu']:.3f}{memory}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path)
@@ -353,7 +304,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="timed ones of each row")
     parser.add_argument("--budget-seconds", type=float, default=200.0)
     parser.add_argument("--batch-kernel", choices=list(KERNELS), default="cuDNN")
-    parser.add_argument("--kernels", type=Path, help="what attention.py wrote: take the fastest exact ones")
+    parser.add_argument("--kernels", type=Path, help="what attention.py wrote: take the fastest exact one")
     parser.add_argument("--prime-rl", type=Path, help="its lm_head.py")
     options = parser.parse_args()
     if options.report is not None:
@@ -363,8 +314,7 @@ def main() -> None:
     if ranks.size == 1:
         run.rows(cases_of_one(options.prime_rl))
     else:
-        together = replace(Case("16x"), ranks=ranks.size)
-        run.rows([together, replace(together, head="none"), replace(together, shape="4x")])
+        run.rows(cases_of_many(ranks.size))
     if ranks.is_first:
         print_table(run.results)
     leave()

@@ -54,6 +54,21 @@ def whole_vocabulary(
     return kept_head(hidden, weight, row.without_masks(), softcap, entropy, full)
 
 
+def spread(head: Head) -> Head:
+    """Over logits as far apart as those of trained models: a deviation of about 2 instead of 0.6.
+
+    Random weights give nearly the same probability to every token, which is the best case of a head that
+    leaves out small gradients, as cut-cross-entropy does.
+    """
+
+    def wider(
+        hidden: Tensor, weight: Tensor, row: MicroBatch, softcap: float | None, entropy: Any, full: bool
+    ) -> KeptLogprobs:
+        return head(hidden * 3, weight, row, softcap, entropy, full)
+
+    return wider
+
+
 def heads(prime: Path | None) -> dict[str, tuple[Head, Any]]:
     """Name -> (head, entropy)."""
     known: dict[str, tuple[Head, Any]] = {
@@ -62,6 +77,8 @@ def heads(prime: Path | None) -> dict[str, tuple[Head, Any]]:
         "kept + entropy": (kept_head, "full"),
         "whole vocabulary + entropy": (whole_vocabulary, "full"),
         "cut-cross-entropy": (cut_cross_entropy, None),
+        "kept + entropy, spread": (spread(kept_head), "full"),
+        "cut-cross-entropy, spread": (spread(cut_cross_entropy), None),
     }
     if prime is not None:
         known |= {

@@ -54,9 +54,8 @@ def client(folders: Folders, loop: PlayedLoop) -> httpx.AsyncClient:
 
 def client_of(folders: Folders, loop: PlayedLoop, **changes: object) -> httpx.AsyncClient:
     options = {"model": "m", "row_tokens": 64, "max_batch_bytes": 1 << 20, "unsafe_ignore_kept_tokens": False}
-    options["full_vocabulary_scores"] = False
-    options["stop"] = lambda reason: setattr(loop, "reason", reason)
-    app = build_app(Spool(folders), loop, **options | changes)
+    options |= {"full_vocabulary_scores": False, "stop": lambda reason: setattr(loop, "reason", reason)}
+    app = build_app(Spool(folders, changes.pop("max_waiting", 64)), loop, **options | changes)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://trainer")
 
 
@@ -79,6 +78,7 @@ async def test_a_batch_is_on_the_disk_before_it_is_acknowledged(client, folders,
     assert answer.status_code == 202
     assert folders.batch(1).read_bytes() == body
     assert [p.name for p in folders.spool.iterdir()] == ["step-000001.msgpack"]
+    assert list(answer.json()["seconds"]) == ["receive", "check", "spool"]
 
 
 async def test_what_is_renamed_into_place_was_forced_to_the_disk_before(
@@ -169,7 +169,7 @@ async def test_the_hash_is_checked_on_arrival(client, make_batch):
 async def test_what_is_no_batch_is_refused(client, body):
     answer = await client.put("/keptset/v1/steps/1", content=body)
     assert answer.status_code == 422
-    assert answer.json()["error"]["code"] == 422
+    assert answer.json()["error"]["code"] == "invalid_batch"
 
 
 async def test_a_batch_under_the_wrong_number_is_refused(client, make_batch):
@@ -281,7 +281,7 @@ async def test_a_client_that_falls_silent_in_a_batch_is_let_go(client, folders, 
         yield b"half of a batch"
         await asyncio.sleep(30)
 
-    answer = await asyncio.wait_for(client.put("/keptset/v1/steps/1", content=stalls()), 10)
+    answer = await asyncio.wait_for(client.put("/keptset/v1/steps/1", content=stalls()), 25)
     assert answer.status_code == 408
     assert "waited 0 s for more of the body" in answer.json()["error"]["message"]
     assert not list(folders.spool.iterdir())
@@ -313,10 +313,19 @@ async def test_an_ingest_that_comes_back_knows_what_it_accepted(client, folders,
         assert answer.status_code == 200
 
 
+@pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: data.replace(b"test", b"tesd", 1)])
+def test_a_damaged_batch_in_the_spool_stops_the_start(folders, make_batch, damage):
+    folders.batch(1).write_bytes(encode(make_batch(1)))
+    assert Spool(folders, 64).next_step == 2
+    folders.batch(1).write_bytes(damage(encode(make_batch(1))))
+    with pytest.raises(ValueError, match=r"step-000001.msgpack: .*it is not what was accepted; remove it"):
+        Spool(folders, 64)
+
+
 def test_a_gap_in_the_spool_stops_the_start(folders, make_batch):
     folders.batch(2).write_bytes(encode(make_batch(2)))
     with pytest.raises(ValueError, match=r"steps \[2\] are there, not 1, 2, 3"):
-        Spool(folders)
+        Spool(folders, 64)
 
 
 async def test_health_follows_the_loop(client, loop):
@@ -352,11 +361,15 @@ async def test_status_says_what_the_orchestrator_asks(client):
         "next_step": 1,
         "trained_step": 0,
         "weight_version": 0,
+        "training": None,
         "vocab_size": 261,
         "row_tokens": 64,
         "model": "m",
         "unsafe_ignore_kept_tokens": False,
         "full_vocabulary_scores": False,
+        **dict.fromkeys(("sends_weights", "shares_gpu"), False),
+        "sending": None,
+        "loop_pid": 1,
     }
 
 
@@ -382,5 +395,5 @@ def test_the_ingest_process_never_imports_torch():
         "import json, sys, keptset_trainer.__main__, keptset_trainer.serve; "
         "print(json.dumps([m for m in ('torch', 'transformers') if m in sys.modules]))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=99)
     assert json.loads(out.stdout) == []

@@ -46,3 +46,20 @@ def test_one_rank_has_full_rows_and_two_have_even_ones():
         [100],
         [100],
     ]
+
+
+def first_fit_by_looking(lengths: list[int], row_tokens: int) -> list[list[int]]:
+    """The plain reference: every row is looked at."""
+    rows: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        fits = (row for row in rows if sum(lengths[i] for i in row) + lengths[index] <= row_tokens)
+        row = next(fits, None)
+        if row is None:
+            rows.append(row := [])
+        row.append(index)
+    return rows
+
+
+@given(st.lists(st.integers(1, 12), max_size=40), st.integers(12, 30))
+def test_first_fit_finds_the_row_that_looking_at_all_of_them_finds(lengths: list[int], row_tokens: int):
+    assert first_fit_decreasing(lengths, row_tokens) == first_fit_by_looking(lengths, row_tokens)

@@ -1,19 +1,25 @@
 """What only a GPU runs: FlashAttention, the fused optimiser, compiled blocks; skipped where there is none."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from keptset_settings import ClippedRatioLoss
 from keptset_trainer import attention
-from keptset_trainer.losses import loss_function
 from keptset_trainer.model import load_policy
+from keptset_trainer.offload import Offload
+from keptset_trainer.one_gpu import kept
 from keptset_trainer.optimizer import adamw, clip_and_step
-from keptset_trainer.packing import pack
 from keptset_trainer.prepare import prepare
 from keptset_trainer.ranks import Ranks
-from keptset_trainer.train_step import NotFinite, train_step
+from keptset_trainer.train_step import NotFinite
+
+from .one_step import one_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -49,12 +55,13 @@ def test_a_batch_is_what_single_sequences_are():
 def test_a_step_that_is_not_finite_is_not_applied():
     class One:
         named = {"w": torch.ones(1000, device="cuda", requires_grad=True)}  # noqa: RUF012
+        rounded = None
 
     optimizer = adamw(One, lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)  # type: ignore[arg-type]
     weight, ranks = One.named["w"], Ranks(torch.device("cuda"))
     none = torch.zeros((), dtype=torch.float64, device="cuda")
     weight.grad = torch.full_like(weight, 2.0)
-    norm, sound = clip_and_step(optimizer, ranks, 1.0, none)
+    norm, sound, _ = clip_and_step(optimizer, ranks, 1.0, none)
     assert sound
     assert float(norm) == pytest.approx(2 * 1000**0.5)
     after = weight.detach().clone()
@@ -78,25 +85,74 @@ def test_a_step_on_a_gpu_is_the_cpus_and_blames_the_same_sample(tiny_directory, 
         optimizer = adamw(weights, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
 
         def step(policy=policy, scorer=scorer, weights=weights, optimizer=optimizer, ranks=ranks):
-            metrics, grad_norm = train_step(
-                scorer,
-                weights,
-                optimizer,
-                ranks,
-                batch.samples,
-                pack(batch.samples, 64),
-                loss_function(ClippedRatioLoss()),
-                max_grad_norm=1.0,
-                entropy="full",
-                ignore_masks=False,
-                told_to_stop=lambda: False,
-            )
-            return metrics.result(grad_norm=grad_norm, lr=1e-3, seconds=0.0, ignored_masks=False)
+            return one_step(scorer, weights, optimizer, ranks, batch.samples)
 
         results.append(step())
     assert results[1]["entropy/full"] == pytest.approx(results[0]["entropy/full"], rel=0.02)
     assert results[1]["grad_norm"] == pytest.approx(results[0]["grad_norm"], rel=0.1)
+    damaged = int(batch.samples[0].arrays().token_ids[0])
     with torch.no_grad():
-        policy.head[int(batch.samples[0].arrays().token_ids[0])] = torch.nan
+        for name, parameter in policy.model.named_parameters():
+            if parameter is policy.head:  # the master, from which the model would else be mended
+                weights.named[name][damaged] = torch.nan
+    weights.give_back()
     with pytest.raises(NotFinite, match=r"sample \d+ \(id '1/\d+'\) at position \d+: token"):
         step()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_leaves_the_gpu_comes_back_and_the_next_step_is_the_same(tiny_directory, make_batch, dtype):
+    """All but a few MB is gone meanwhile, also of a model that is not that small."""
+    device = torch.device("cuda")
+    ballast = torch.randn(64, 1 << 20, device=device)  # 256 MB, as a weight that nobody uses
+    outcomes = []
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        for away in (False, True):
+            policy = load_policy(str(tiny_directory), device, dtype)
+            scorer, weights = prepare(policy, Ranks(device), checkpointing="off", compiled=False)
+            optimizer = adamw(weights, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+            offload, metrics = Offload(device, 1 << 24), []
+            for number in (1, 2, 3):
+                metrics.append(
+                    one_step(scorer, weights, optimizer, Ranks(device), make_batch(number).samples)
+                )
+                if away:
+                    weights.moved()
+                    optimizer.moved()
+                    everything = [*kept(policy.model, weights, optimizer), ballast]
+                    gone = offload.leave(everything, weights.scratch())
+                    stays = torch.cuda.memory_reserved()
+                    offload.come_back()
+                    assert gone > 256e6
+                    assert stays < 8e6
+            whole = {name: weights.whole(name).clone() for name in weights.named}
+            outcomes.append((metrics, whole, float(ballast.sum())))
+            del policy, scorer, weights, optimizer, offload
+    finally:
+        torch.use_deterministic_algorithms(False)
+    (plain, before, weight), (moved, after, same) = outcomes
+    assert plain == moved
+    assert weight == same
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_two_gpus_make_the_same_step_however_they_exchange_gradients_and_weights():
+    """In processes of their own: NCCL, and recorded backward passes in groups of layers."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, Path(__file__).with_name("two_gpus.py")],
+        env=os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    plain, *others = json.loads(done.stdout.splitlines()[-1])
+    assert plain[0][0] == plain[1][0], "both ranks have the same weights"
+    for outcomes in others:
+        assert [outcome for outcome, _ in outcomes] == [outcome for outcome, _ in plain]
+    early = [[times for _, times in outcomes] for outcomes in others]
+    assert early[0] == [0, 0]
+    assert all(min(times) > 0 for times in early[1:])

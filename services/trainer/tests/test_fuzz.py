@@ -30,7 +30,7 @@ class Ingest:
         self.folders.create()
         options = {"model": "m", "row_tokens": 64, "max_batch_bytes": 1 << 18}
         self.app = build_app(
-            Spool(self.folders),
+            Spool(self.folders, 64),
             PlayedLoop(),
             unsafe_ignore_kept_tokens=False,
             full_vocabulary_scores=False,

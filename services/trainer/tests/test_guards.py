@@ -2,18 +2,18 @@
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
 from keptset_settings import TrainerSettings
-from keptset_trainer.guards import guarded
+from keptset_trainer.guards import MAX_BODY_BYTES, guarded
 
 
 def app() -> FastAPI:
     inner = FastAPI()
 
-    @inner.api_route("/{path:path}", methods=["GET", "PUT"])
-    async def anything(path: str) -> str:
-        return "inside"
+    @inner.api_route("/{path:path}", methods=["GET", "PUT", "POST"])
+    async def anything(path: str, request: Request) -> int:
+        return len(await request.body())
 
     return inner
 
@@ -47,3 +47,20 @@ async def test_without_a_token_all_is_open_and_rates_still_count():
         assert (await client.get("/keptset/v1/status")).status_code == 200
         assert (await client.get("/keptset/v1/status")).status_code == 429
         assert (await client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/keptset/v1/weights/3/send", "/keptset/v1/weights/group", "/nothing"])
+async def test_only_a_batch_may_be_large(path):
+    """Every other route would hold the whole body in memory before it looks at it."""
+    body = b"x" * (MAX_BODY_BYTES + 1)
+
+    async def in_parts():
+        for start in range(0, len(body), 1000):
+            yield body[start : start + 1000]
+
+    async with client_of() as client:
+        for content in (body, in_parts()):  # the second says no length beforehand
+            refused = await client.post(path, content=content)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
+        assert (await client.post(path, content=body[1:])).json() == MAX_BODY_BYTES
+        assert (await client.put("/keptset/v1/steps/1", content=body)).json() == len(body)

@@ -15,6 +15,7 @@ from keptset_settings import (
     TruncatedWeightLoss,
 )
 from keptset_trainer.losses import loss_function
+from keptset_trainer.losses.ratio import log_ratio_of
 
 ALL = [
     ClippedRatioLoss(clip_low=0.2, clip_high=0.3),
@@ -78,6 +79,13 @@ def test_a_loss_is_the_plain_loop(chosen, seed, spread):
     assert leaf.grad.tolist() == pytest.approx(gradient, rel=1e-9, abs=1e-12)
     assert summed.clipped.tolist() == clipped
     assert summed.rejected.tolist() == rejected
+
+
+def test_ratios_of_float32_logprobs_are_not_rounded_to_float32():
+    logprobs, rollout = torch.tensor([-12.3456789, -0.1]), torch.tensor([-0.1, -12.3456789])
+    exact = logprobs.double() - rollout.double()
+    assert not torch.equal((logprobs - rollout).double(), exact), "float32 would show"
+    assert torch.equal(log_ratio_of(logprobs, rollout), exact)
 
 
 @pytest.mark.parametrize("chosen", ALL, ids=lambda chosen: chosen.kind)

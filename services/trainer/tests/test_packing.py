@@ -2,17 +2,20 @@
 
 import dataclasses
 import types
+from itertools import pairwise
 
+import msgspec
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from kept_tokens import KeptTokens
-from kept_tokens.messages import TrainingSample
+from kept_tokens import KeptTokens, KeptTokensError
+from kept_tokens.messages import BatchView, TrainingSample, WeightSpan, encode
 from keptset_trainer.model import Policy
-from keptset_trainer.packing import empty_row, moved, pack
+from keptset_trainer.packing import UNRECORDED, empty_row, moved, pack
 
 
 @st.composite
@@ -87,6 +90,22 @@ def test_every_trained_token_is_predicted_once_from_the_token_before_it(samples,
                 )
             )
     assert sorted(found) == sorted(expected)
+
+
+@given(samples_of_integers(), st.integers(9, 30), st.data())
+def test_every_token_keeps_the_version_that_sampled_it(samples, row_tokens, data):
+    told = []
+    for sample in samples:
+        ends = sorted(data.draw(st.sets(st.integers(1, sample.num_tokens), max_size=3)))
+        spans = [WeightSpan(7 + n, *span) for n, span in enumerate(pairwise([0, *ends]))]
+        told.append(msgspec.structs.replace(sample, weight_versions=spans))
+    for row in pack(told, row_tokens):
+        for n, position in enumerate(row.predicting.tolist()):
+            sequence = int(row.sequence[n])
+            at = position + 1 - int(row.borders[sequence])
+            spans = told[int(row.samples[sequence])].weight_versions
+            found = [version for version, start, end in spans if start <= at < end]
+            assert int(row.versions[n]) == (found or [UNRECORDED])[0]
 
 
 @given(samples_of_integers(), st.integers(9, 30))
@@ -178,3 +197,26 @@ def test_what_is_moved_stays_what_it_is(monkeypatch):
     for before, after in zip(tensors, moved(tensors, device), strict=True):
         assert before.dtype == after.dtype
         assert torch.equal(before, after)
+
+
+def test_a_rank_decodes_the_samples_of_its_rows_alone(make_batch):
+    """The others could be anything: here they are samples up to their last field."""
+    batch = make_batch(1, samples=9)
+    whole = pack(batch.samples, 64, 1, 2)
+    own = set(whole.indices)
+    assert 0 < len(own) < 9
+    encoded = [
+        encode(sample)
+        if index in own
+        else msgspec.msgpack.encode([*msgspec.to_builtins(sample, builtin_types=(bytes,))[:-1], "heavy"])
+        for index, sample in enumerate(batch.samples)
+    ]
+    data = msgspec.msgpack.encode([1, [msgspec.Raw(one) for one in encoded], batch.content_hash])
+    view = BatchView(data)
+    rows = pack(view.samples, 64, 1, 2)
+    assert rows.loss_tokens() == whole.loss_tokens() == sum(len(row.labels) for row in whole)
+    for row, expected in zip(rows, whole, strict=True):
+        assert torch.equal(row.token_ids, expected.token_ids)
+        assert torch.equal(row.kept.ids, expected.kept.ids)
+    with pytest.raises(KeptTokensError, match="cannot be decoded"):
+        list(pack(view.samples, 64, 0, 2))

@@ -10,16 +10,14 @@ import torch
 import torch.distributed as dist
 
 from kept_tokens.messages import TrainingBatch
-from keptset_settings import ClippedRatioLoss
 from keptset_trainer.attention import VARLEN
-from keptset_trainer.losses import loss_function
 from keptset_trainer.master_weights import MasterCopies
 from keptset_trainer.model import load_policy
 from keptset_trainer.optimizer import adamw
-from keptset_trainer.packing import pack
 from keptset_trainer.prepare import prepare
 from keptset_trainer.ranks import Ranks
-from keptset_trainer.train_step import train_step
+
+from .one_step import one_step
 
 CPU = Ranks(torch.device("cpu"))
 
@@ -47,20 +45,7 @@ def trained(
     scorer, weights = prepare(policy, CPU, **({"checkpointing": "off", "compiled": False} | options))
     optimizer = adamw(weights, lr=lr, betas=(0.9, 0.999), eps=1e-3, weight_decay=0.0)
     for _ in range(steps):
-        metrics, grad_norm = train_step(
-            scorer,
-            weights,
-            optimizer,
-            CPU,
-            batch.samples,
-            pack(batch.samples, row_tokens),
-            loss_function(ClippedRatioLoss()),
-            max_grad_norm=1.0,
-            entropy="full",
-            ignore_masks=False,
-            told_to_stop=lambda: False,
-        )
-    result = metrics.result(grad_norm=grad_norm, lr=lr, seconds=0.0, ignored_masks=False)
+        result = one_step(scorer, weights, optimizer, CPU, batch.samples, row_tokens=row_tokens)
     return weights, result, {name: weights.whole(name).clone() for name in weights.named}
 
 
@@ -68,7 +53,7 @@ def trained(
     "options",
     [
         {"attention": "varlen"},
-        {"attention": "varlen", "checkpointing": "full", "sharded": True},
+        {"attention": "varlen", "checkpointing": "full", "sharding": "full"},
         {"checkpointing": "selective"},
         {"attention": "varlen", "checkpointing": "selective", "compiled": True},
     ],

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,8 +12,11 @@ import httpx
 import pytest
 
 from kept_tokens.messages import TrainingBatch, encode
+from keptset import ports
+from keptset_guards import GpuTurn
 
-PATIENCE = 120.0
+PATIENCE = 240.0
+"""A busy machine takes half a minute to import torch, and more."""
 
 
 class Trainer:
@@ -26,10 +28,8 @@ class Trainer:
         self.process: subprocess.Popen | None = None
         self.client: httpx.Client | None = None
 
-    def start(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    def start(self, wait: bool = True) -> None:
+        port = ports.pick("127.0.0.1", set())
         options = {
             "model": self.model,
             "output-dir": self.root / "trainer",
@@ -39,6 +39,7 @@ class Trainer:
             "max-batch-bytes": 1 << 20,
             "optimizer.lr": 1e-3,
             "device": "cpu",
+            "gpu-lock": self.root / "gpu.lock",
         }
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         self.process = subprocess.Popen(
@@ -48,7 +49,8 @@ class Trainer:
             env=os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE)
-        self.wait_for("its model", self.is_healthy)
+        if wait:
+            self.wait_for("its model", self.is_healthy)
 
     def is_healthy(self) -> bool:
         assert self.process.poll() is None, f"the trainer ended:\n{self.log.read_text()}"
@@ -100,10 +102,28 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.timeout(1200)  # it starts four times
 def test_a_trainer_is_killed_twice_and_stopped_once_without_losing_a_step(trainer, make_batch):
-    trainer.start()
+    # an engine has the GPU: nothing is loaded yet
+    engine = GpuTurn(trainer.root / "gpu.lock", "an engine", shared=True)
+    assert engine.try_to_take()
+    trainer.start(wait=False)
+    word = f"waiting for the GPU, which an engine, process {os.getpid()} has"
+    trainer.wait_for("a word", lambda: word in trainer.log.read_text())
+    health = trainer.client.get("/health")
+    assert health.status_code == 503
+    assert "or waits for an engine to leave the GPU" in health.json()["error"]["message"]
+    engine.give_back()
+    trainer.wait_for("its model", trainer.is_healthy)
+    assert trainer.client.get("/keptset/v1/status").json()["shares_gpu"]
+    assert engine.try_to_take(), "without a batch the trainer is not there"
+
     assert trainer.put(make_batch(1)).status_code == 202
+    assert trainer.client.get("/keptset/v1/steps/1", params={"wait": 0.3}).status_code == 202
+    engine.give_back()
     first = trainer.result(1)
+    assert engine.try_to_take(), "a step that has its result has left"
+    engine.give_back()
     assert first["weight_version"] == 1
     assert first["metrics"]["ratio/max_abs_log"] < 1e-5
 
@@ -134,7 +154,7 @@ def test_a_trainer_is_killed_twice_and_stopped_once_without_losing_a_step(traine
     assert trainer.ended() == 1
     said = trainer.log.read_text()
     assert "the training loop ended with exit code -9" in said
-    assert "trainer: step 2" in said.split("last lines of the training loop")[1]
+    assert "trainer: Qwen3ForCausalLM with" in said.split("last lines of the training loop")[1]
 
     trainer.start()
     assert trainer.result(2) == second

@@ -1,9 +1,12 @@
 """The recipe over files: what it publishes, and that it may be killed before any of its writes."""
 
+import errno
 import json
 import os
 import random
+import resource
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kept_tokens.messages import StepResult, decode, encode
 from keptset_trainer import checkpoint, durable, train, weights
+from keptset_trainer.disk_errors import DiskRefused
 from keptset_trainer.folders import Folders
 from keptset_trainer.ranks import Ranks
 
@@ -51,6 +55,8 @@ def results_of(folders: Folders) -> dict[str, dict]:
     results = {p.name: json.loads(p.read_bytes()) for p in sorted(folders.results.iterdir())}
     for result in results.values():
         del result["metrics"]["seconds/train"]
+        for name in ("publish", "offload", "reload"):  # not known of what was made up after a kill
+            result["metrics"].pop(f"seconds/{name}", None)
     return results
 
 
@@ -304,3 +310,83 @@ def test_without_the_setting_there_are_no_scores(settings, make_batch):
     spool(folders, make_batch(1))
     run(settings)
     assert list(folders.scores.iterdir()) == []
+
+
+WRITES = {
+    "checkpoint": ("its checkpoint", "checkpoints"),
+    "weights": ("its weights", "weights"),
+    "result": ("its result", "results"),
+}
+
+
+@pytest.mark.parametrize("which", WRITES)
+def test_a_full_disk_is_named_and_the_step_is_made_up_for(which, settings, make_batch, tmp_path, monkeypatch):
+    """The kernel refuses (a bound on the size of files); for what is small opening it is made to fail."""
+    folders, undisturbed = folders_of(settings), settings.model_copy(deep=True)
+    undisturbed.output_dir, undisturbed.weights_dir = tmp_path / "other", tmp_path / "other-weights"
+    for one in (settings, undisturbed):
+        spool(folders_of(one), make_batch(1))
+    run(settings)
+    before = bytes_under(folders.weights)
+    for one in (settings, undisturbed):
+        spool(folders_of(one), make_batch(2))
+    what, where = WRITES[which]
+    with monkeypatch.context() as patch, no_file_larger_than(4096 if which == "checkpoint" else None):
+        if which != "checkpoint":
+            refuse_files_of(patch, getattr(folders, where))
+        with pytest.raises(
+            DiskRefused, match=rf"step 2: {what} cannot be written to .*{where}.*: the disk is full"
+        ):
+            run(settings)
+    after = bytes_under(folders.weights)
+    assert {name: after.get(name) for name in before} == before, "what was published is there, unchanged"
+    assert folders.batch(2).exists()
+    run(settings)
+    run(undisturbed)
+    other = Folders(undisturbed.output_dir, undisturbed.weights_dir)
+    assert results_of(folders) == results_of(other)
+    assert bytes_under(folders.version(2)) == bytes_under(other.version(2))
+
+
+@contextmanager
+def no_file_larger_than(size: int | None):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def refuse_files_of(patch, folder: Path) -> None:
+    """ENOSPC for every file that is opened for writing below a folder."""
+    opened = Path.open
+
+    def full(path, mode="r", *rest, **more):
+        if "w" in mode and folder in path.parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return opened(path, mode, *rest, **more)
+
+    patch.setattr(Path, "open", full)
+
+
+def test_a_schedule_goes_on_where_it_was(settings, make_batch, tmp_path):
+    """Its place is the step's number: a run that stops after each step trains as one that does not."""
+    schedule = {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 1, "decay_steps": 4, "min_lr": 1e-4}
+    outcomes = []
+    for name, stops in (("through", [4]), ("stopping", [1, 2, 3, 4])):
+        update = {
+            "output_dir": tmp_path / name,
+            "weights_dir": tmp_path / f"{name}-weights",
+            "optimizer": type(settings.optimizer)(**schedule),
+        }
+        own = settings.model_copy(update=update)
+        folders, done = folders_of(own), 0
+        for stop in stops:
+            spool(folders, *(make_batch(step) for step in range(done + 1, stop + 1)))
+            run(own)
+            done = stop
+        outcomes.append((results_of(folders), bytes_under(folders.version(4))))
+    assert outcomes[0] == outcomes[1]
+    rates = [result["metrics"]["lr"] for result in outcomes[0][0].values()]
+    assert rates == pytest.approx([1e-3, 1e-3, 7.75e-4, 3.25e-4])

@@ -1,22 +1,30 @@
 """One optimiser step: ratio 1, independence of packing, masks, errors that name the sample."""
 
 import copy
+import dataclasses
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
-from kept_tokens.messages import TrainingBatch, TrainingSample
+from kept_loss import KeptLogprobs
+from kept_tokens import KeptTokens
+from kept_tokens.messages import TrainingBatch, TrainingSample, WeightSpan
 from keptset_settings import ClippedRatioLoss, GeometricMeanLoss, SequenceProductLoss
 from keptset_trainer.losses import loss_function
 from keptset_trainer.master_weights import OwnWeights
 from keptset_trainer.model import Policy, load_policy, prove, prove_head
+from keptset_trainer.optimizer import clip_and_step
 from keptset_trainer.packing import pack
 from keptset_trainer.ranks import Ranks
 from keptset_trainer.scorer import Scorer
-from keptset_trainer.train_step import Abandoned, NotFinite, train_step
+from keptset_trainer.step_metrics import StepMetrics
+from keptset_trainer.train_step import Abandoned, NotFinite
+
+from .one_step import one_step
 
 CPU = Ranks(torch.device("cpu"))
 TINY = {
@@ -30,24 +38,14 @@ TINY = {
 }
 
 
-def step(model, samples, loss=None, *, row_tokens=64, softcap=None, lr=1e-3, **changes):
-    """One step on a copy of `model`: (metrics, copy)."""
+def step(model, samples, loss=None, *, row_tokens=64, softcap=None, lr=1e-3, sgd=False, **changes):
+    """One step on a copy of `model`: (metrics, copy). With `sgd` that is minus lr times the gradient."""
     policy = Policy(copy.deepcopy(model), softcap)
     weights = OwnWeights(policy.model)
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr)
-    options = {"max_grad_norm": 1.0, "entropy": "full", "ignore_masks": False, "told_to_stop": lambda: False}
-    metrics, grad_norm = train_step(
-        Scorer(policy),
-        weights,
-        optimizer,
-        CPU,
-        samples,
-        pack(samples, row_tokens),
-        loss_function(loss or ClippedRatioLoss()),
-        **options | changes,
-    )
-    ignored = (options | changes)["ignore_masks"]
-    return metrics.result(grad_norm=grad_norm, lr=lr, seconds=0.0, ignored_masks=ignored), policy.model
+    kind = torch.optim.SGD if sgd else torch.optim.AdamW
+    optimizer = kind(policy.model.parameters(), lr=lr)
+    metrics = one_step(Scorer(policy), weights, optimizer, CPU, samples, loss, row_tokens, **changes)
+    return metrics, policy.model
 
 
 def changed(sample: TrainingSample, **arrays) -> TrainingSample:
@@ -97,6 +95,90 @@ def test_metrics_are_those_of_the_batch(tiny_model, make_batch):
     assert "unsafe/ignore_kept_tokens" not in metrics
 
 
+REST = {"grad_norm": 1.0, "lr": 0.0, "seconds": 0.0, "ignored_masks": False}
+
+
+def add(metrics: StepMetrics, row, off: float) -> None:
+    """Count a row in whose logprobs are all `off` above the rollout's."""
+    logprobs = row.rollout_logprobs + torch.tensor(off)
+    ones = torch.ones_like(logprobs)
+    loss = loss_function(ClippedRatioLoss())(
+        logprobs, row.rollout_logprobs, ones, row.sequence, row.num_sequences
+    )
+    metrics.add(row, row, KeptLogprobs(logprobs, ones, ones, ones, None), loss)
+
+
+@pytest.mark.parametrize("off", [1e-7, -1e-7, 1e-3, -1e-3, 0.5, -0.5])
+def test_mismatch_keeps_its_digits_however_small_it_is(make_batch, off):
+    """In float32, or without expm1, what is left of 5e-15 would be rounding."""
+    row = pack(make_batch(1, samples=1).samples, 64)[0]
+    rollout = torch.full_like(row.rollout_logprobs, -abs(off) * 2)
+    row = dataclasses.replace(row, rollout_logprobs=rollout)
+    metrics = StepMetrics()
+    add(metrics, row, off)
+    result = metrics.read().result(**REST)
+    x = float((rollout + torch.tensor(off))[0].double() - rollout[0].double())
+    # exp(x) - 1 - x by its series, which cancels nothing
+    expected = math.fsum(x**n / math.factorial(n) for n in range(2, 30))
+    assert result["mismatch_kl/mean"] == pytest.approx(expected, rel=1e-6, abs=0)
+    assert result["mismatch_kl/max"] == pytest.approx(expected, rel=1e-6, abs=0)
+    assert result["ratio/max_abs_log"] == abs(x), "of a ratio below 1 too"
+    assert result["ratio/mean"] == pytest.approx(math.exp(x), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2])
+def test_metrics_of_ranks_merge_to_those_of_one_rank(make_batch, largest):
+    rows = pack(make_batch(1, samples=12).samples, 64)[:3]
+    assert len(rows) == 3
+    one, ranks = StepMetrics(), [StepMetrics() for _ in rows]
+    for rank, row in enumerate(rows):
+        off = 0.3 if rank == largest else 0.1
+        add(one, row, off)
+        add(ranks[rank], row, off)
+    first, second, third = (metrics.read() for metrics in ranks)
+    merged = first.merge(second).merge(third).result(**REST)
+    assert merged == pytest.approx(one.read().result(**REST), rel=1e-12, abs=0)
+    assert merged["ratio/max_abs_log"] == pytest.approx(0.3, rel=1e-5)
+
+
+def by_versions(sample: TrainingSample, stale: float) -> TrainingSample:
+    """The second half sampled by version 6, the first one by version 5, with logprobs `stale` below."""
+    half, logprobs = sample.num_tokens // 2, np.array(sample.arrays().logprobs)
+    logprobs[:half] -= np.float32(stale) * (sample.arrays().loss_mask[:half] != 0)
+    spans = [WeightSpan(5, 0, half), WeightSpan(6, half, sample.num_tokens)]
+    return msgspec.structs.replace(changed(sample, logprobs=logprobs), weight_versions=spans)
+
+
+def test_ratios_of_what_the_trained_weights_sampled_are_1_however_stale_the_rest_is(tiny_model, make_batch):
+    samples = [by_versions(sample, stale=0.3) for sample in make_batch(1, samples=6).samples]
+    metrics, _ = step(tiny_model, samples, version=6)
+    assert metrics["ratio/max_abs_log"] == pytest.approx(0.3, abs=1e-4)
+    assert metrics["on_policy/ratio_max_abs_log"] < 1e-5
+    assert metrics["on_policy/mismatch_kl_mean"] < 1e-9
+    trained = np.concatenate([s.arrays().loss_mask != 0 for s in samples])
+    fresh = np.concatenate([np.arange(s.num_tokens) >= s.num_tokens // 2 for s in samples])
+    assert metrics["on_policy/share"] == pytest.approx((trained & fresh).sum() / trained.sum())
+
+
+def test_a_wrong_set_shows_in_those_ratios_where_staleness_hides_it_from_the_others(tiny_model, make_batch):
+    samples = [by_versions(sample, stale=12) for sample in make_batch(1, samples=6).samples]
+    right, _ = step(tiny_model, samples, version=6)
+    rows = [row and sorted({*row, (row[0] + 1) % 261}) for row in samples[1].kept().rows()]
+    ids, counts = KeptTokens.from_rows(rows).to_bytes()
+    samples[1] = msgspec.structs.replace(samples[1], kept_ids=ids, kept_counts=counts)
+    wrong, _ = step(tiny_model, samples, version=6)
+    assert wrong["ratio/max_abs_log"] == pytest.approx(right["ratio/max_abs_log"], rel=0.1)
+    assert right["on_policy/ratio_max_abs_log"] < 1e-5
+    assert wrong["on_policy/ratio_max_abs_log"] > 1e-3
+
+
+@pytest.mark.parametrize("version", [None, 7])
+def test_without_a_token_on_policy_there_is_no_ratio_of_such_tokens(tiny_model, make_batch, version):
+    metrics, _ = step(tiny_model, [by_versions(s, 0.1) for s in make_batch(1).samples], version=version)
+    assert metrics.get("on_policy/share") == (None if version is None else 0)
+    assert not {"on_policy/ratio_max_abs_log", "on_policy/mismatch_kl_mean"} & metrics.keys()
+
+
 def test_without_entropy_its_metrics_are_left_out(tiny_model, make_batch):
     metrics, _ = step(tiny_model, make_batch(1).samples, entropy=None)
     assert not {"entropy/full", "kept/mass_mean"} & metrics.keys()
@@ -123,11 +205,13 @@ def test_packing_does_not_change_the_step(tiny_model, make_batch, loss):
         changed(s, logprobs=np.minimum(s.arrays().logprobs + 0.004 * s.arrays().loss_mask, 0))
         for s in make_batch(1).samples
     ]
-    one_row, together = step(tiny_model, samples, loss, row_tokens=1024)
-    many_rows, apart = step(tiny_model, samples[::-1], loss, row_tokens=24)
+    # AdamW's first step is the sign of the gradient, which rounding decides where that is next to nothing
+    plain = {"sgd": True, "lr": 1.0}
+    one_row, together = step(tiny_model, samples, loss, row_tokens=1024, **plain)
+    many_rows, apart = step(tiny_model, samples[::-1], loss, row_tokens=24, **plain)
     assert one_row == pytest.approx(many_rows, rel=1e-4, abs=2e-6)
     for a, b in zip(together.parameters(), apart.parameters(), strict=True):
-        assert torch.allclose(a, b, atol=2e-5)
+        assert torch.allclose(a, b, atol=2e-6)
 
 
 def test_a_sequence_without_trained_tokens_changes_nothing(tiny_model, make_batch):
@@ -194,19 +278,7 @@ def test_a_gradient_that_overflows_names_its_sample_and_is_not_applied(tiny_mode
     policy = Policy(copy.deepcopy(tiny_model), None)
     optimizer = torch.optim.AdamW(policy.model.parameters())
     with pytest.raises(NotFinite, match=r"sample 2 \(id '1/2'\).*not applied"):
-        train_step(
-            Scorer(policy),
-            OwnWeights(policy.model),
-            optimizer,
-            CPU,
-            samples,
-            pack(samples, 64),
-            loss_function(ClippedRatioLoss()),
-            max_grad_norm=1.0,
-            entropy=None,
-            ignore_masks=False,
-            told_to_stop=lambda: False,
-        )
+        one_step(Scorer(policy), OwnWeights(policy.model), optimizer, CPU, samples, entropy=None)
     assert all(torch.equal(value, before[name]) for name, value in policy.model.state_dict().items())
     assert not optimizer.state
 
@@ -235,3 +307,16 @@ def test_batches_are_built_as_the_orchestrator_builds_them(make_batch):
     assert isinstance(batch, TrainingBatch)
     assert any(s.must_have_masks for s in batch.samples)
     assert any(not s.kept_counts for s in batch.samples)
+
+
+@pytest.mark.parametrize(("largest", "moved"), [(1.0, 1.0), (4.9, 4.9), (5.1, 5.0), (1e9, 5.0)])
+def test_a_gradient_is_clipped_to_its_norm(largest, moved):
+    """By plain SGD: Adam hardly feels a factor."""
+    parameters = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))]
+    parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    norm, sound, _ = clip_and_step(optimizer, CPU, largest, torch.zeros((), dtype=torch.float64))
+    assert bool(sound)
+    assert float(norm) == pytest.approx(5.0)
+    assert float(torch.cat([p.detach() for p in parameters]).norm()) == pytest.approx(moved, rel=1e-5)
+    assert parameters[0][0].item() == pytest.approx(-0.6 * moved, rel=1e-5), "the direction stays"

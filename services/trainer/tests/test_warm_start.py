@@ -2,12 +2,14 @@
 
 import json
 import random
+import threading
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from keptset_trainer.warm_start import command, recipe, reverse_text
+from keptset_trainer.warm_start.command import alone
 from keptset_trainer.warm_start.tokenizer import SPECIAL, VOCAB_SIZE, byte_tokenizer
 
 
@@ -102,6 +104,33 @@ def test_another_recipe_in_the_directory_is_an_error_with_a_way_out(tmp_path, ca
     (tmp_path / "recipe.json").write_text('{"recipe": {"seed": 7}}')
     assert command.warm_start(["--directory", str(tmp_path)]) == 2
     assert "another recipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "{}", "3"])
+def test_a_recipe_that_is_none_is_an_error_with_a_way_out(tmp_path, capsys, text):
+    (tmp_path / "recipe.json").write_text(text)
+    assert command.warm_start(["--directory", str(tmp_path)]) == 2
+    assert "--force" in capsys.readouterr().err
+
+
+def test_a_model_that_another_process_makes_is_waited_for_and_left_alone(tmp_path, capsys):
+    """Two runs that start together on one machine share it: it must not vanish under the first."""
+    directory = tmp_path / "models" / "one"
+    with alone(directory):
+        second = threading.Thread(target=command.warm_start, args=(["--directory", str(directory)],))
+        second.start()
+        command.make(directory, command.recipe(4, 12, 0))
+        made = directory.stat().st_ino
+        assert second.is_alive()
+    second.join(60)
+    assert "waiting for it" in capsys.readouterr().out
+    assert directory.stat().st_ino == made
+
+
+def test_another_warm_start_is_not_waited_for_for_ever(tmp_path):
+    with alone(tmp_path / "one"), pytest.raises(TimeoutError, match="waited 0 s for another warm start"):  # noqa: SIM117
+        with alone(tmp_path / "one", seconds=0.2):
+            pass
 
 
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path, capsys):

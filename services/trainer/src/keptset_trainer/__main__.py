@@ -1,4 +1,4 @@
-"""`keptset-trainer [serve] --config FILE ...` and `keptset-trainer warm-start --directory DIR ...`."""
+"""`keptset-trainer [serve] --config FILE ...`, and the commands `replay` and `warm-start`."""
 
 import sys
 
@@ -10,6 +10,10 @@ def main(argv: list[str] | None = None) -> None:
         from .warm_start.command import warm_start  # torch: only here, never in the ingest process
 
         sys.exit(warm_start(arguments[1:]))
+    if arguments[:1] == ["replay"]:
+        from .replay.command import replay  # torch as well
+
+        sys.exit(replay(arguments[1:]))
     from .serve import serve
 
     sys.exit(serve(arguments[1:] if arguments[:1] == ["serve"] else arguments))

@@ -1,11 +1,10 @@
 """The trainer's HTTP API: takes batches in, gives results out. Knows files only, never torch."""
 
 import asyncio
-import errno
-import mmap
-import os
 import time
 from collections.abc import AsyncIterator, Callable
+from io import RawIOBase
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,33 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from kept_tokens import KeptTokensError
-from kept_tokens.messages import StepResult, TrainingBatch, check_batch, decode, encode
-from keptset_guards import without_paths
+from kept_tokens.messages import BatchView, StepResult, check_batch, encode
+from keptset_guards import UNROUTED, error_body
 
-from . import __version__
+from . import __version__, errands
 from .child import TrainingLoop
-from .durable import TEMPORARY
+from .durable import TEMPORARY, in_words, mapped
 from .prometheus import registry_of
-from .spool import Spool, SpoolBroken, StepConflict
+from .refusal import Refusal
+from .send_routes import add_send_routes
+from .spool import Spool, SpoolBroken, SpoolFull, StepConflict
 
 POLL_SECONDS = 0.02
+RETRY_SECONDS = 2
+"""After which a batch that found no room may come again."""
 BODY_PATIENCE = 60.0
 """Seconds that a client may be silent in the middle of a batch."""
+WRITTEN_AT_ONCE = 1 << 20
+"""Bytes of a body that are gathered before a thread writes them."""
 MESSAGEPACK = "application/msgpack"
 
 
-class Refusal(Exception):
-    """Ends a request with an error answer: {"error": {message, type, code}} and what else is told."""
-
-    def __init__(self, code: int, kind: str, message: str, **told: Any) -> None:
-        super().__init__(message)
-        self.code = code
-        self.body = {"error": {"message": without_paths(message), "type": kind, "code": code}, **told}
+PHASES = ("receive", "check", "spool")
+"""Of taking a batch in: its answer says how long each took."""
 
 
 def build_app(
@@ -50,15 +51,18 @@ def build_app(
     unsafe_ignore_kept_tokens: bool,
     full_vocabulary_scores: bool,
     stop: Callable[[str], None],
+    sends_weights: bool = False,
+    shares_gpu: bool = False,
 ) -> FastAPI:
     """The application over one output directory and one training loop; `stop(reason)` ends the service."""
     app = FastAPI(title="keptset trainer", version=__version__)
     accepting = asyncio.Lock()
     registry = registry_of(spool)
+    add_send_routes(app, spool.folders, sends_weights)
 
     @app.exception_handler(Refusal)
     async def refuse(request: Request, refusal: Refusal) -> JSONResponse:
-        return JSONResponse(refusal.body, refusal.code)
+        return JSONResponse(refusal.body, refusal.status, refusal.headers)
 
     @app.exception_handler(RequestValidationError)
     async def explain(request: Request, invalid: RequestValidationError) -> JSONResponse:
@@ -66,17 +70,30 @@ def build_app(
         place = ".".join(str(part) for part in first["loc"])
         return JSONResponse(Refusal(422, "invalid_request", f"{place}: {first['msg']}").body, 422)
 
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+        code = UNROUTED.get(error.status_code, "invalid_request")
+        said = error_body(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
+        return JSONResponse(said, error.status_code, error.headers)
+
     @app.put("/keptset/v1/steps/{step}")
     async def put_step(step: int, request: Request) -> Response:
-        vocab_size = ready_loop(loop)["vocab_size"]
+        vocab_size = ready_loop(loop, shares_gpu)["vocab_size"]
         incoming = spool.folders.spool / f"{TEMPORARY}incoming-{time.monotonic_ns()}"
+        times = [time.monotonic()]
         try:
+            if step == spool.next_step:
+                spool.require_room()  # said before the body comes, and once more when it is here
             await receive(request, incoming, max_batch_bytes)
+            times.append(time.monotonic())
+            size = incoming.stat().st_size
             content_hash = await asyncio.to_thread(
                 check, incoming, step, vocab_size, row_tokens, full_vocabulary_scores
             )
+            times.append(time.monotonic())
             async with accepting:
                 is_new = await asyncio.to_thread(spool.accept, incoming, step, content_hash)
+            times.append(time.monotonic())
         except ClientDisconnect:
             raise Refusal(
                 400, "incomplete_batch", f"step {step}: the connection ended before the body"
@@ -91,6 +108,9 @@ def build_app(
                 content_hash=None if there is None else there.hex(),
                 next_step=spool.next_step,
             ) from None
+        except SpoolFull as full:
+            later = {"retry-after": str(RETRY_SECONDS)}
+            raise Refusal(429, "spool_full", str(full), later, step=step) from None
         except SpoolBroken as broken:
             stop(str(broken))
             raise Refusal(500, "spool_broken", str(broken)) from broken
@@ -104,7 +124,12 @@ def build_app(
             raise Refusal(507, "spool_failed", spool_failure(failure, spool.folders.spool)) from failure
         finally:
             incoming.unlink(missing_ok=True)
-        answer = {"step": step, "content_hash": content_hash.hex(), "state": state_of(spool, loop, step)}
+        seconds = {name: end - begin for name, (begin, end) in zip(PHASES, pairwise(times), strict=True)}
+        if is_new:
+            said = ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
+            print(f"trainer: step {step}: took in {size / 1e6:.1f} MB ({said})", flush=True)
+        state = state_of(spool, loop, step)
+        answer = {"step": step, "content_hash": content_hash.hex(), "state": state, "seconds": seconds}
         return JSONResponse(answer, 202 if is_new else 200)
 
     @app.get("/keptset/v1/steps/{step}")
@@ -137,16 +162,21 @@ def build_app(
             "next_step": spool.next_step,
             "trained_step": trained,
             "weight_version": trained,
+            "training": (loop.state() or {}).get("training"),
             "vocab_size": (loop.state() or {}).get("vocab_size"),
             "row_tokens": row_tokens,
             "model": model,
             "unsafe_ignore_kept_tokens": unsafe_ignore_kept_tokens,
             "full_vocabulary_scores": full_vocabulary_scores,
+            "sends_weights": sends_weights,
+            "sending": errands.begun(spool.folders) if sends_weights else None,
+            "loop_pid": (loop.state() or {}).get("pid"),
+            "shares_gpu": shares_gpu,
         }
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        ready_loop(loop)
+        ready_loop(loop, shares_gpu)
         return {"status": "ok"}
 
     @app.get("/metrics")
@@ -156,14 +186,15 @@ def build_app(
     return app
 
 
-def ready_loop(loop: TrainingLoop) -> dict[str, Any]:
+def ready_loop(loop: TrainingLoop, shares_gpu: bool) -> dict[str, Any]:
     """State of the loop, which is alive and has its model; otherwise the request ends with 503."""
     if (reason := loop.failure()) is not None:
         raise Refusal(503, "loop_failed", reason)
     if loop.stopping:
         raise Refusal(503, "stopping", "the trainer is stopping")
     if (state := loop.state()) is None:
-        raise Refusal(503, "starting", "the training loop is loading its model")
+        or_waits = ", or waits for an engine to leave the GPU" if shares_gpu else ""
+        raise Refusal(503, "starting", f"the training loop is loading its model{or_waits}")
     return state
 
 
@@ -190,21 +221,31 @@ async def receive(request: Request, incoming: Path, max_bytes: int) -> None:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise too_large
-    received = 0
+    received, unwritten = 0, bytearray()
     stream: AsyncIterator[bytes] = request.stream()
-    with incoming.open("wb") as file:
+    with incoming.open("wb", buffering=0) as file:
         while (chunk := await asyncio.wait_for(anext(stream, None), BODY_PATIENCE)) is not None:
             received += len(chunk)
             if received > max_bytes:
                 raise too_large
-            await asyncio.to_thread(file.write, chunk)
-        await asyncio.to_thread(file.flush)
+            unwritten += chunk
+            if len(unwritten) >= WRITTEN_AT_ONCE:
+                await asyncio.to_thread(write_all, file, unwritten)
+                unwritten = bytearray()
+        await asyncio.to_thread(write_all, file, unwritten)
+
+
+def write_all(file: RawIOBase, data: bytearray) -> None:
+    """Write all of it; one write to a full disk may take a part."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def check(path: Path, step: int, vocab_size: int, row_tokens: int, full_vocabulary_scores: bool) -> bytes:
-    """Decode the batch in `path` and check all of it; its content hash. Anything wrong is a 422."""
+    """Check all of the batch in `path`, some samples at a time; its content hash. Anything wrong is a 422."""
     try:
-        batch = decode(mapped(path), TrainingBatch)
+        batch = BatchView(mapped(path))
         if batch.step != step:
             raise ValueError(f"the batch says step {batch.step}, the address says {step}")
         check_batch(batch, vocab_size)
@@ -214,21 +255,16 @@ def check(path: Path, step: int, vocab_size: int, row_tokens: int, full_vocabula
     return batch.content_hash
 
 
-def mapped(path: Path) -> memoryview:
-    """The bytes of a file that nobody changes, without a copy of them."""
-    with path.open("rb") as file:
-        empty = os.fstat(file.fileno()).st_size == 0
-        return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def check_trainable(batch: TrainingBatch, row_tokens: int, full_vocabulary_scores: bool) -> None:
+def check_trainable(batch: BatchView, row_tokens: int, full_vocabulary_scores: bool) -> None:
     """What the training loop needs of a batch beyond the wire format.
 
     Raises:
         KeptTokensError: a sequence that fits no row, a reference that this trainer compares nothing with, or
             a batch with no token to train on.
     """
+    something = False
     for index, sample in enumerate(batch.samples):
+        something = something or 1 in sample.loss_mask
         if sample.reference_weight > 0 and not full_vocabulary_scores:
             raise KeptTokensError(
                 "reference_weight",
@@ -246,7 +282,7 @@ def check_trainable(batch: TrainingBatch, row_tokens: int, full_vocabulary_score
                 sample_id=sample.sample_id,
                 sample_index=index,
             )
-    if not any(1 in sample.loss_mask for sample in batch.samples):
+    if not something:
         raise KeptTokensError(
             "loss_mask",
             f"is 0 on every token of all {len(batch.samples)} samples; there is nothing to train on",
@@ -254,9 +290,7 @@ def check_trainable(batch: TrainingBatch, row_tokens: int, full_vocabulary_score
 
 
 def spool_failure(failure: OSError, folder: Path) -> str:
-    full = failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    cause = "the disk is full" if full else (os.strerror(failure.errno) if failure.errno else str(failure))
     return (
-        f"the batch was not accepted, {cause} ({folder}); free some space or move trainer.output_dir, "
-        "then send the batch again"
+        f"the batch was not accepted, {in_words(failure)} ({folder}); free some space or move "
+        "trainer.output_dir, then send the batch again"
     )

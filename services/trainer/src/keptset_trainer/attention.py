@@ -6,6 +6,8 @@ On a CPU each sequence is computed by itself: slow, the same numbers.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 
+from . import cudnn_ragged
+
 VARLEN = "keptset_varlen"
 """What `attn_implementation` is to be set to; rows then come with the keywords of `borders_of`."""
 
@@ -22,7 +26,18 @@ BATCH_KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBack
 """For rows of equally long sequences on a GPU, first choice first; without any they are as others are."""
 
 RAGGED_KERNEL = ["flash"]
-"""For other rows on a GPU: "flash", or "cudnn", whose ragged kernel does not work in every version."""
+"""For other rows on a GPU: "flash", or "cudnn", which is faster and makes a plan for every shape."""
+
+
+@contextmanager
+def ragged_kernel(name: str) -> Iterator[None]:
+    """Another RAGGED_KERNEL for a while, on all threads."""
+    usual = RAGGED_KERNEL[:]
+    RAGGED_KERNEL[:] = [name]
+    try:
+        yield
+    finally:
+        RAGGED_KERNEL[:] = usual
 
 
 def borders_of(borders: Tensor, longest: int) -> dict[str, Any]:
@@ -80,6 +95,7 @@ def attend(
     is_batch = tokens == sequences * max_length_q
     if (
         BATCH_KERNELS
+        and not torch.are_deterministic_algorithms_enabled()  # FlashAttention keeps to that, cuDNN does not
         and q.is_cuda
         and is_batch
         and (sliding_window is None or sliding_window >= max_length_q)
@@ -132,11 +148,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, borders: Tensor, longest: int, scale: flo
 
 @varlen_attention.register_kernel("cuda")
 def _(q: Tensor, k: Tensor, v: Tensor, borders: Tensor, longest: int, scale: float, window: int) -> Any:
-    if RAGGED_KERNEL == ["cudnn"] and window < 0:
-        out, logsumexp, *_ = torch.ops.aten._cudnn_attention_forward(
-            q, k, v, None, borders, borders, longest, longest, True, 0.0, True, False, scale=scale
-        )
-        return out, logsumexp.reshape(q.shape[1], q.shape[0])  # [L, heads, 1] under another name
+    if takes_cudnn(q, k, window):
+        out, stats = cudnn_ragged.forward(q, k, v, borders, longest, scale)
+        return out, stats.view(q.shape[1], q.shape[0])  # [L, heads] under another name
     out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
         q, k, v, borders, borders, longest, longest, 0.0, window < 0, False,
         scale=scale, window_size_left=window, window_size_right=0,
@@ -186,15 +200,20 @@ def _(
 ) -> Any:  # fmt: skip
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
     unused = torch.empty(0, device=q.device)
-    if RAGGED_KERNEL == ["cudnn"] and window < 0:
-        return torch.ops.aten._cudnn_attention_backward(
-            grad.contiguous(), q, k, v, out, logsumexp.reshape(q.shape[0], q.shape[1], 1), unused, unused,
-            None, borders, borders, longest, longest, 0.0, True, scale=scale,
-        )  # fmt: skip
+    if takes_cudnn(q, k, window):
+        stats = logsumexp.view(q.shape[0], q.shape[1])
+        return cudnn_ragged.backward(grad.contiguous(), q, k, v, out, stats, borders, longest, scale)
     return torch.ops.aten._flash_attention_backward(
         grad.contiguous(), q, k, v, out, logsumexp, borders, borders, longest, longest, 0.0, window < 0,
         no_dropout, unused, scale=scale, window_size_left=window, window_size_right=0,
     )  # fmt: skip
+
+
+def takes_cudnn(q: Tensor, k: Tensor, window: int) -> bool:
+    """Whether a ragged row goes to cuDNN, which promises no determinism."""
+    if RAGGED_KERNEL != ["cudnn"] or window >= 0 or torch.are_deterministic_algorithms_enabled():
+        return False
+    return cudnn_ragged.is_exact(q.device.index, q.shape[1], k.shape[1], q.shape[2], q.dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

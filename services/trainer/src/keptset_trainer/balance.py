@@ -1,27 +1,39 @@
 """Which sequences go into which row of which rank: whole sequences, the same number of rows on every rank."""
 
+import heapq
+
 
 def first_fit_decreasing(lengths: list[int], row_tokens: int) -> list[list[int]]:
     """Indices of `lengths`, row by row: the longest first, each into the first row that has room.
 
+    The room of all rows is the leaves of a tree whose nodes hold the most room below them, so that the first
+    row with enough is found in as many looks as the tree is deep.
+
     Raises:
         ValueError: a length that fits no row.
     """
+    leaves = 1
+    while leaves < len(lengths):
+        leaves *= 2
+    most_room = [row_tokens] * (2 * leaves)  # node n has the children 2n and 2n + 1
     rows: list[list[int]] = []
-    room: list[int] = []
     for index in longest_first(lengths):
         length = lengths[index]
         if length > row_tokens:
             raise ValueError(
                 f"sample {index}: {length} tokens do not fit trainer.row_tokens = {row_tokens}; raise it"
             )
-        row = next((row for row, free in enumerate(room) if free >= length), None)
-        if row is None:
-            row = len(rows)
+        node = 1
+        while node < leaves:
+            node *= 2
+            node += most_room[node] < length
+        if node - leaves == len(rows):
             rows.append([])
-            room.append(row_tokens)
-        rows[row].append(index)
-        room[row] -= length
+        rows[node - leaves].append(index)
+        most_room[node] -= length
+        while node > 1:
+            node //= 2
+            most_room[node] = max(most_room[2 * node], most_room[2 * node + 1])
     return rows
 
 
@@ -32,15 +44,14 @@ def balanced(lengths: list[int], row_tokens: int, num_rows: int) -> list[list[in
     fit there; then more rows are needed.
     """
     rows: list[list[int]] = [[] for _ in range(num_rows)]
-    filled = [0] * num_rows
+    filled = [(0, row) for row in range(num_rows)]  # a heap
     for index in longest_first(lengths):
-        row = min(range(num_rows), key=lambda r: (filled[r], r))
-        if filled[row] + lengths[index] > row_tokens:
+        tokens, row = filled[0]
+        if tokens + lengths[index] > row_tokens:
             return None
         rows[row].append(index)
-        filled[row] += lengths[index]
-    order = sorted(range(num_rows), key=lambda r: (-filled[r], r))
-    return [rows[row] for row in order]
+        heapq.heapreplace(filled, (tokens + lengths[index], row))
+    return [rows[row] for _, row in sorted(filled, key=lambda entry: (-entry[0], entry[1]))]
 
 
 def rows_of_ranks(lengths: list[int], row_tokens: int, ranks: int) -> list[list[list[int]]]:

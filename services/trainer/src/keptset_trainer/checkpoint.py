@@ -10,17 +10,19 @@ number wrote. Where in the data a run is, is the step; what is random in a step 
 
 import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
+from .checkpoint_writer import ShardWriter
 from .durable import finish_directory, new_directory, remove_directory, write_json
 from .folders import Folders, numbered
 from .master_weights import MasterWeights
@@ -67,20 +69,17 @@ def save(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one rank: meant
         dcp.save(
-            state_of(weights, optimizer),
-            storage_writer=HuggingFaceStorageWriter(str(temporary / "state"), save_distributed=True),
+            state_of(weights, optimizer, ranks),
+            storage_writer=ShardWriter(temporary / "state"),
             process_group=ranks.group,
             no_dist=ranks.group is None,
         )
     exported = {}
-    for name in weights.named:
-        values = weights.whole(name)
+    for name, values in published(model, weights):
         if ranks.is_first:
             exported[name] = values.cpu()
 
     def finish() -> None:
-        kept = persistent(model)
-        exported.update((name, buffer.cpu()) for name, buffer in model.named_buffers() if name in kept)
         model.save_pretrained(temporary, state_dict=exported, max_shard_size=ONE_FILE)
         for pattern in TOKENIZER_FILES:
             for file in tokenizer_from.glob(pattern):
@@ -89,6 +88,14 @@ def save(
         finish_directory(temporary, path)
 
     ranks.first_alone(finish)
+
+
+def published(model: PreTrainedModel, weights: MasterWeights) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of what a version consists of, one at a time; every rank must go through all."""
+    for name in weights.named:
+        yield name, weights.whole(name)
+    kept = persistent(model)
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
 
 
 def persistent(model: PreTrainedModel) -> set[str]:
@@ -106,10 +113,10 @@ def keep_newest(folders: Folders) -> None:
         remove_directory(path)
 
 
-def state_of(weights: MasterWeights, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def state_of(weights: MasterWeights, optimizer: torch.optim.Optimizer, ranks: Ranks) -> dict[str, Tensor]:
     """What training goes on from, as tensors that know which part of the whole they are.
 
-    A parameter that never had a gradient has no moments yet: zeros.
+    A parameter that never had a gradient has no moments yet: zeros. Every rank calls this.
     """
     steps, state = [], {}
     for name, parameter in weights.named.items():
@@ -121,7 +128,9 @@ def state_of(weights: MasterWeights, optimizer: torch.optim.Optimizer) -> dict[s
             if values is None:
                 values = torch.zeros_like(parameter, requires_grad=False)
             state[f"{moment}/{name}"] = weights.as_sharded(name, values)
-    return {**state, "steps": torch.tensor(steps)}
+    # A rank that has nothing of a parameter counts no steps of it, and any rank's numbers are saved for all.
+    everybody = torch.tensor(ranks.gathered(steps))
+    return {**state, "steps": everybody.amax(0)}
 
 
 def restore(path: Path, weights: MasterWeights, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
@@ -130,7 +139,7 @@ def restore(path: Path, weights: MasterWeights, optimizer: torch.optim.Optimizer
     Raises:
         ValueError: it is of another model.
     """
-    state = state_of(weights, optimizer)
+    state = state_of(weights, optimizer, ranks)
     reader = HuggingFaceStorageReader(str(path / "state"))
     there = reader.read_metadata().state_dict_metadata.keys()
     if there != state.keys():

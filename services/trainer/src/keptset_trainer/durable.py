@@ -1,6 +1,8 @@
 """Files and directories that either are there completely or not at all, also after a power cut."""
 
+import errno
 import json
+import mmap
 import os
 import shutil
 from pathlib import Path
@@ -19,6 +21,13 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def in_words(failure: OSError) -> str:
+    """Why the disk refused."""
+    if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "the disk is full"
+    return os.strerror(failure.errno) if failure.errno else str(failure)
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write `path` so that a reader sees all of `data` or what was there before."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
@@ -32,6 +41,13 @@ def write_file(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     fsync_path(path.parent)
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file that nobody changes, without a copy of them."""
+    with path.open("rb") as file:
+        empty = os.fstat(file.fileno()).st_size == 0
+        return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,10 +2,11 @@
 
 The ingest process writes `spool/` and `settings.json`, the training loop the rest:
 
-    spool/step-000001.msgpack     an accepted batch, as it came; goes when it is two steps old
+    spool/step-000001.msgpack     an accepted batch, as it came; the last `keep_batches` trained ones
     results/step-000001.json      what the step gave; kept for ever
-    scores/step-000001.msgpack    its full-vocabulary logprobs, if they are wanted; goes with the batch
+    scores/step-000001.msgpack    its full-vocabulary logprobs, if they are wanted; of the last two steps
     checkpoints/step-000001/      model, training state and result after the step; the last two
+    errand.json, errand-done.json what ingest asks of the loop between steps, and the answer
     loop.json                     what the living loop is doing
     rendezvous                    where the loop's ranks meet, if there are several
     lock                          held by all processes, so that two trainers never share a directory
@@ -45,6 +46,14 @@ class Folders:
     @property
     def loop_state(self) -> Path:
         return self.output / "loop.json"
+
+    @property
+    def errand(self) -> Path:
+        return self.output / "errand.json"
+
+    @property
+    def errand_done(self) -> Path:
+        return self.output / "errand-done.json"
 
     @property
     def rendezvous(self) -> Path:

@@ -1,5 +1,7 @@
 """The policy's logprob of every trained token over the whole vocabulary, sample by sample."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch import Tensor
 
@@ -21,11 +23,17 @@ class FullScores:
         assert scored.full_logprobs is not None
         self.rows.append((row.samples, row.sequence, scored.full_logprobs.detach().float()))
 
-    def of_samples(self, samples: list[TrainingSample], ranks: Ranks) -> list[bytes]:
-        """float32 [T] for each sample: 0 where a token is not trained on, or its row was not added."""
-        scores = [np.zeros(sample.num_tokens, "<f4") for sample in samples]
+    def of_samples(self, samples: Sequence[TrainingSample], ranks: Ranks) -> list[bytes]:
+        """float32 [T] for each sample: 0 where a token is not trained on, or its row was not added.
+
+        Nothing on other ranks than the first.
+        """
         rows = [tuple(tensor.cpu().numpy() for tensor in row) for row in self.rows]
-        for indices, owners, values in (row for rank in ranks.gathered(rows) for row in rank):
+        everybody = ranks.gathered(rows)
+        if not ranks.is_first:
+            return []
+        scores = [np.zeros(sample.num_tokens, "<f4") for sample in samples]
+        for indices, owners, values in (row for rank in everybody for row in rank):
             for position, index in enumerate(indices.tolist()):
                 # a row has its trained tokens in the order of its sequences
                 scores[index][samples[index].arrays().loss_mask] = values[owners == position]

@@ -40,12 +40,16 @@ def main(settings_path: str, parent: int | None = None, rendezvous: str | None =
     from .ranks import join, leave
     from .train import train
     from .train_step import NotFinite
+    from .weight_sender import TransferBroken
 
     transformers.utils.logging.disable_progress_bar()
     try:
         train(settings, join(settings.device, rendezvous), parent)
     except (ValueError, NotFinite, OSError) as error:
         sys.exit(f"trainer: {error}")
+    except TransferBroken as error:
+        print(f"trainer: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # leaving the ordinary way waits for the device, which may wait for ever
     leave()
 
 

@@ -1,10 +1,11 @@
 """The model: a transformers causal LM, taken apart into body (tokens -> hidden) and head (the matrix W)."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int, Int64
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -47,6 +48,20 @@ class Policy:
             )
         return blocks
 
+    def groups(self, count: int) -> list[list[nn.Module]]:
+        """The layers in groups of about the same size, in the order in which a backward pass meets them.
+
+        Raises:
+            ValueError: there are not that many layers.
+        """
+        blocks = self.blocks
+        if not 1 <= count <= len(blocks):
+            raise ValueError(
+                f"backward_groups = {count}: trainer.model has {len(blocks)} layers; a group has at least one"
+            )
+        borders = [len(blocks) * number // count for number in range(count + 1)]
+        return [blocks[start:stop] for start, stop in pairwise(borders)][::-1]
+
     def hidden(
         self,
         token_ids: Int64[Tensor, " tokens"],
@@ -65,13 +80,29 @@ class Policy:
         With `attention = "sdpa"` transformers finds the borders itself, where positions restart, and masks
         attention across them, in full and in sliding-window layers, if it is given neither mask nor cache.
         """
+        return self.body(self.embedded(token_ids), positions, borders, longest)
+
+    def embedded(self, token_ids: Int64[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
+        """What the body gets of the tokens."""
+        embeds: Tensor = self.model.get_input_embeddings()(token_ids)
+        return embeds
+
+    def body(
+        self,
+        embeds: Float[Tensor, "tokens hidden"],
+        positions: Int64[Tensor, " tokens"],
+        borders: Int[Tensor, " sequences_plus_1"],
+        longest: int,
+    ) -> Float[Tensor, "tokens hidden"]:
+        """From `embedded` tokens on."""
         packed: dict[str, Any] = {}
         if self.model.config._attn_implementation == VARLEN:
             packed = borders_of(borders, longest)
         row = self.model.base_model(
-            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **packed
+            inputs_embeds=embeds[None], position_ids=positions[None], use_cache=False, **packed
         )
-        return row.last_hidden_state[0]
+        hidden: Tensor = row.last_hidden_state[0]
+        return hidden
 
 
 def load_policy(directory: str, device: torch.device, dtype: str, attention: str = "auto") -> Policy:

@@ -1,6 +1,8 @@
 """Whole sequences into rows, and rows into the tensors that the loss reads."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import overload
 
 import numpy as np
 import torch
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kept_loss import KeptSet
+from kept_tokens.batch_view import SamplesView
 from kept_tokens.messages import CROSS_ENTROPY, TrainingSample
 
 from .balance import rows_of_ranks
@@ -47,6 +50,8 @@ class MicroBatch:
     temperatures: Float32[Tensor, " N"]
     advantages: Float32[Tensor, " N"]
     rollout_logprobs: Float32[Tensor, " N"]
+    versions: Int64[Tensor, " N"]
+    """Of the weights that sampled each of them; UNRECORDED where the sample does not say."""
     cross_entropy: Bool[Tensor, " N"]
     """Said by a frozen generator: no ratio, the advantage is a weight."""
     reference_logprobs: Float32[Tensor, " N"]
@@ -76,6 +81,8 @@ class MicroBatch:
         return replace(self, kept=KeptSet.whole_vocabulary(num, device), num_unmasked=num)
 
 
+UNRECORDED = -1
+"""Stands for a version; real ones are never negative."""
 ALIGNMENT = 16
 """Bytes; whatever is viewed as numbers begins at a multiple of it."""
 
@@ -100,7 +107,46 @@ def moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
     return views(together.to(device, non_blocking=True))
 
 
-def pack(samples: list[TrainingSample], row_tokens: int, rank: int = 0, ranks: int = 1) -> list[MicroBatch]:
+class Rows(Sequence[MicroBatch]):
+    """A rank's rows, each packed when it is asked for: one is in memory at a time, and only the bytes of the
+    rank's own samples are read.
+    """
+
+    def __init__(self, samples: Sequence[TrainingSample], rows: list[list[int]]) -> None:
+        """`samples` of the whole batch, and which of them each row has; none = `empty_row`."""
+        self.samples, self.rows = samples, rows
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, number: int) -> MicroBatch: ...
+    @overload
+    def __getitem__(self, number: slice) -> "Rows": ...
+
+    def __getitem__(self, number: int | slice) -> "MicroBatch | Rows":
+        """Packed now; a slice is not."""
+        if isinstance(number, slice):
+            return Rows(self.samples, self.rows[number])
+        row = self.rows[number]
+        return pack_row([self.samples[i] for i in row], row) if row else empty_row()
+
+    @property
+    def indices(self) -> list[int]:
+        """Which samples are in the rows, ascending."""
+        return sorted(index for row in self.rows for index in row)
+
+    def own_samples(self) -> Iterator[TrainingSample]:
+        """The samples in the rows, in the order of `indices`."""
+        return (self.samples[index] for index in self.indices)
+
+    def loss_tokens(self) -> int:
+        """Tokens to train on in all rows."""
+        return sum(sample.loss_mask.count(1) for sample in self.own_samples())
+
+
+def pack(samples: Sequence[TrainingSample], row_tokens: int, rank: int = 0, ranks: int = 1) -> Rows:
     """A rank's share of all samples in rows of at most `row_tokens` tokens, whole sequences only.
 
     Every rank has the same number of rows; where a rank's would hold nothing, it is `empty_row`.
@@ -108,8 +154,10 @@ def pack(samples: list[TrainingSample], row_tokens: int, rank: int = 0, ranks: i
     Raises:
         ValueError: a sample that fits no row.
     """
-    shares = rows_of_ranks([sample.num_tokens for sample in samples], row_tokens, ranks)
-    return [pack_row([samples[i] for i in row], row) if row else empty_row() for row in shares[rank]]
+    lengths = (
+        samples.lengths() if isinstance(samples, SamplesView) else [sample.num_tokens for sample in samples]
+    )
+    return Rows(samples, rows_of_ranks(lengths, row_tokens, ranks)[rank])
 
 
 def pack_row(samples: list[TrainingSample], indices: list[int]) -> MicroBatch:
@@ -145,6 +193,7 @@ def pack_row(samples: list[TrainingSample], indices: list[int]) -> MicroBatch:
         temperatures=of_tokens("temperatures"),
         advantages=of_tokens("advantages"),
         rollout_logprobs=of_tokens("logprobs"),
+        versions=torch.from_numpy(np.concatenate([versions_of(s, UNRECORDED) for s in samples])[tokens]),
         cross_entropy=torch.from_numpy(frozen),
         reference_logprobs=torch.from_numpy(reference_of(samples)[tokens]),
         reference_weights=torch.from_numpy(
@@ -171,6 +220,7 @@ def empty_row() -> MicroBatch:
         temperatures=nothing,
         advantages=nothing,
         rollout_logprobs=nothing,
+        versions=nothing.long(),
         cross_entropy=nothing.bool(),
         reference_logprobs=nothing,
         reference_weights=nothing,
@@ -183,16 +233,20 @@ def reference_of(samples: list[TrainingSample]) -> NDArray[np.float32]:
     return np.concatenate([np.zeros(n, np.float32) if one is None else one for one, n in found])
 
 
+def versions_of(sample: TrainingSample, without_record: int) -> NDArray[np.int64]:
+    """The version that sampled each token [T]; `without_record` where the sample does not say."""
+    versions = np.full(sample.num_tokens, without_record)
+    for version, start, end in sample.weight_versions:
+        versions[start:end] = version
+    return versions
+
+
 def kept_of(
     samples: list[TrainingSample], tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """CSR (ids [M], offsets [N + 1]) of the kept sets of some tokens of the row."""
-    counts = np.concatenate(
-        [np.frombuffer(sample.kept_counts or bytes(4 * sample.num_tokens), "<i4") for sample in samples]
-    )
+    """CSR (ids [M], offsets [N + 1]) of the kept sets of the tokens to train on; no other has one."""
+    counts = [np.frombuffer(s.kept_counts or bytes(4 * s.num_tokens), "<i4") for s in samples]
     ids = np.concatenate([np.frombuffer(sample.kept_ids, "<i4") for sample in samples])
-    starts = np.cumsum(counts, dtype=np.int64) - counts
-    chosen = counts[tokens].astype(np.int64)
-    offsets = np.concatenate([[0], np.cumsum(chosen)])
-    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], chosen)
-    return ids[np.repeat(starts[tokens], chosen) + within].astype(np.int32), offsets
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts)[tokens], dtype=np.int64)])
+    assert offsets[-1] == len(ids), "a kept set on a token that is not trained on"
+    return ids.astype(np.int32, copy=False), offsets

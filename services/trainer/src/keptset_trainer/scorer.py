@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from kept_loss import KeptLogprobs, kept_logprobs
 
+from .graphs import BodyGraphs
 from .model import Policy
 from .packing import MicroBatch
 
@@ -44,9 +45,20 @@ class Scorer(nn.Module):
         self.model = policy.model
         self.policy = policy
         self.head = head
+        self.graphs: BodyGraphs | None = None
+        """If the body is recorded."""
+        self.is_last_row = False
+        """Of a step: no gradients are added to those of the next row."""
+
+    def arranged(self, row: MicroBatch) -> MicroBatch:
+        """A row of the host as `forward` likes it best, before it goes to the device."""
+        return row if self.graphs is None else self.graphs.arranged(row)
 
     def forward(self, row: MicroBatch, entropy: Entropy, full_logprobs: bool = False) -> KeptLogprobs:
         """Only positions that predict a token to train on go through the head."""
-        hidden = self.policy.hidden(row.token_ids, row.positions, row.borders, row.longest)
+        if self.graphs is not None:
+            hidden = self.graphs.hidden(row, self.is_last_row)
+        else:
+            hidden = self.policy.hidden(row.token_ids, row.positions, row.borders, row.longest)
         hidden = hidden.index_select(0, row.predicting)  # [N, H]
         return self.head(hidden, self.policy.head, row, self.policy.softcap, entropy, full_logprobs)

@@ -29,6 +29,7 @@ def serve(argv: list[str]) -> int:
     """Run until SIGTERM or SIGINT (0) or until the training loop dies (1)."""
     if "--help" in argv or "-h" in argv:
         print("keptset-trainer [serve] --config FILE ...")
+        print("keptset-trainer replay --config FILE [--step N] ...")
         print("keptset-trainer warm-start --directory DIR ...\n")
     settings = load_service("trainer", argv)
     assert settings.model
@@ -41,7 +42,7 @@ def serve(argv: list[str]) -> int:
         for folder in (folders.spool, folders.results, folders.scores, folders.output):
             sweep(folder)
         where_to_start(settings.model, folders)
-        spool = Spool(folders)
+        spool = Spool(folders, settings.max_waiting_batches)
         ranks = visible_gpus() if settings.ranks == "auto" else settings.ranks
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -56,6 +57,8 @@ def serve(argv: list[str]) -> int:
         max_batch_bytes=settings.max_batch_bytes,
         unsafe_ignore_kept_tokens=settings.unsafe_ignore_kept_tokens,
         full_vocabulary_scores=settings.full_vocabulary_scores,
+        sends_weights=settings.weights_transfer == "nccl",
+        shares_gpu=settings.gpu_lock is not None,
         stop=lambda reason: server.give_up(reason),
     )
     server = IngestServer(

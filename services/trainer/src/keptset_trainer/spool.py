@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kept_tokens.messages import StepResult, TrainingBatch, decode
+from kept_tokens.messages import BatchView, StepResult, decode
 
-from .durable import fsync_path
+from .durable import fsync_path, mapped
 from .folders import Folders, numbered
 
 
@@ -15,21 +15,30 @@ class StepConflict(ValueError):
     """A batch that cannot be accepted beside what is there."""
 
 
+class SpoolFull(RuntimeError):
+    """A batch that may be sent again when another one has been trained."""
+
+
 class SpoolBroken(RuntimeError):
     """The disk failed after a batch became visible to the training loop: what a crash leaves is unknown."""
 
 
 class Spool:
-    """Accepted steps 1 ... next_step - 1, without gaps. Not thread-safe: one process, one task at a time."""
+    """Accepted steps 1 ... next_step - 1, without gaps. Not thread-safe: one process, one task at a time.
 
-    def __init__(self, folders: Folders) -> None:
-        self.folders = folders
+    Args:
+        folders: Of the trainer.
+        max_waiting: The most batches that wait to be trained. Those that are there already stay.
+    """
+
+    def __init__(self, folders: Folders, max_waiting: int) -> None:
+        self.folders, self.max_waiting = folders, max_waiting
         self.hashes: dict[int, bytes] = {}
         for step, path in numbered(folders.results, "step-").items():
             self.hashes[step] = bytes.fromhex(json.loads(path.read_bytes())["content_hash"])
         for step, path in numbered(folders.spool, "step-").items():
             if step not in self.hashes:
-                self.hashes[step] = decode(path.read_bytes(), TrainingBatch).content_hash
+                self.hashes[step] = whole_batch(path, step)
         if sorted(self.hashes) != list(range(1, len(self.hashes) + 1)):
             raise ValueError(
                 f"{folders.output}: steps {sorted(self.hashes)} are there, not 1, 2, 3 ... without a gap; "
@@ -49,6 +58,16 @@ class Spool:
             self.trained_step += 1
         return self.trained_step
 
+    def require_room(self) -> None:
+        """Raise SpoolFull if no new batch may come now."""
+        waiting = self.next_step - 1 - self.look_for_results()
+        if waiting >= self.max_waiting:
+            raise SpoolFull(
+                f"step {self.next_step}: {waiting} batches wait to be trained, from step "
+                f"{self.trained_step + 1} on, and trainer.max_waiting_batches = {self.max_waiting}; send it "
+                "again when that step is done"
+            )
+
     def accept(self, incoming: Path, step: int, content_hash: bytes) -> bool:
         """Take a checked batch in: True if it is new, False if it was there already.
 
@@ -57,6 +76,7 @@ class Spool:
 
         Raises:
             StepConflict: the step is there with other content, or is not the next one.
+            SpoolFull: too many wait; nothing was accepted.
             OSError: the disk did not take it; nothing was accepted.
             SpoolBroken: it was renamed into place, but the disk did not confirm the name.
         """
@@ -69,6 +89,7 @@ class Spool:
             )
         if step != self.next_step:
             raise StepConflict(f"step {step} is out of order: the next step is {self.next_step}")
+        self.require_room()
         fsync_path(incoming)
         final = self.folders.batch(step)
         os.rename(incoming, final)
@@ -97,3 +118,19 @@ class Spool:
             return json.loads(self.folders.result(step).read_bytes())
         except FileNotFoundError:
             return None
+
+
+def whole_batch(path: Path, step: int) -> bytes:
+    """The content hash of a batch in the spool, which is that of its samples.
+
+    Raises:
+        ValueError: the file is not what was accepted.
+    """
+    way_out = "it is not what was accepted; remove it, and the orchestrator gives the step another batch"
+    try:
+        batch = BatchView(mapped(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; {way_out}") from None
+    if batch.step != step or batch.hash_of_content() != batch.content_hash:
+        raise ValueError(f"{path}: its step or its content hash does not fit; {way_out}")
+    return batch.content_hash

@@ -40,6 +40,8 @@ class Numbers(NamedTuple):
     ratio: Mean
     log_ratio_size: Mean
     mismatch_kl: Mean
+    on_policy_log_ratio_size: Mean
+    on_policy_mismatch_kl: Mean
     entropy_full: Mean
     entropy_kept: Mean
     kept_mass: Mean
@@ -49,6 +51,7 @@ class Numbers(NamedTuple):
     cross_entropy: Mean
     full_logprob: Mean
     reference_kl: Mean
+    """Full-vocabulary logprob - reference, of sampled tokens: the KL's estimate only if nothing truncates."""
     not_finite: Mean
     """Logprobs, or their ratios, that are no numbers."""
 
@@ -57,10 +60,15 @@ class Numbers(NamedTuple):
 class StepMetrics:
     """`add` every row, then `read`, `merge`, `result`. Logprobs are those of the weights before the step.
 
-    What compares with a rollout is over the tokens that the policy sampled; those that a frozen generator
-    said have their own cross-entropy.
+    Ratios, entropies, kept sets and clipped tokens are of what the policy sampled; what a frozen generator
+    said has its own cross-entropy, and no part in them.
+
+    Attributes:
+        version: Of the weights before the step. Tokens that they sampled are on-policy: their ratio is 1 up
+            to rounding, however stale others are. None: nobody knows, so none are.
     """
 
+    version: int | None = None
     rows: list[Tensor] = field(default_factory=list)
     """Of each row its Numbers, float64 [numbers, 3], on the device; `read` turns them into `numbers`."""
     numbers: dict[str, tuple[float, float, float]] = field(default_factory=dict)
@@ -94,6 +102,8 @@ class StepMetrics:
         self.sequences += int(row.has_trained.sum())
 
         policy = ~on_device.cross_entropy
+        of_these = torch.zeros_like(policy) if self.version is None else on_device.versions == self.version
+        on_policy = policy & of_these
         logprobs = scored.logprobs.detach().double()
         log_ratio = logprobs - on_device.rollout_logprobs.double()
         nothing = Mean.of(log_ratio[:0])
@@ -103,11 +113,13 @@ class StepMetrics:
             ratio=Mean.of(torch.exp(log_ratio), policy),
             log_ratio_size=Mean.of(log_ratio.abs(), policy),
             mismatch_kl=Mean.of(torch.expm1(log_ratio) - log_ratio, policy),
-            entropy_full=nothing if scored.entropy is None else known(scored.entropy),
-            entropy_kept=known(scored.entropy_kept),
+            on_policy_log_ratio_size=Mean.of(log_ratio.abs(), on_policy),
+            on_policy_mismatch_kl=Mean.of(torch.expm1(log_ratio) - log_ratio, on_policy),
+            entropy_full=nothing if scored.entropy is None else known(scored.entropy, policy),
+            entropy_kept=known(scored.entropy_kept, policy),
             kept_mass=known(scored.kept_mass, on_device.kept.offsets.diff() > 0) if has_mass else nothing,
             loss=Mean.of(loss.total.detach()[None]),
-            clipped_tokens=Mean.of(loss.clipped.double()),
+            clipped_tokens=Mean.of(loss.clipped.double(), policy),
             rejected_sequences=Mean.of((loss.rejected & on_device.has_trained).double()),
             cross_entropy=Mean.of(-logprobs, on_device.cross_entropy),
             full_logprob=nothing if full is None else Mean.of(full, policy),
@@ -150,6 +162,7 @@ class StepMetrics:
             for name in Numbers._fields
         }
         return StepMetrics(
+            version=self.version,
             numbers=numbers,
             kept=self.kept.merge(other.kept),
             tokens=self.tokens + other.tokens,
@@ -169,11 +182,17 @@ class StepMetrics:
         def maximum(name: str) -> float | None:
             return self.numbers[name][2] if self.numbers[name][1] else None
 
+        sampled = self.numbers["ratio"][1]
+        known_version = self.version is not None and sampled > 0
+        share = self.numbers["on_policy_mismatch_kl"][1] / sampled if known_version else None
         metrics = {
             "mismatch_kl/mean": mean("mismatch_kl"),
             "mismatch_kl/max": maximum("mismatch_kl"),
             "ratio/mean": mean("ratio"),
             "ratio/max_abs_log": maximum("log_ratio_size"),
+            "on_policy/share": share,
+            "on_policy/mismatch_kl_mean": mean("on_policy_mismatch_kl"),
+            "on_policy/ratio_max_abs_log": maximum("on_policy_log_ratio_size"),
             **self.kept.metrics(),
             "kept/mass_mean": mean("kept_mass"),
             "entropy/full": mean("entropy_full"),
@@ -182,7 +201,7 @@ class StepMetrics:
             "grad_norm": grad_norm,
             "lr": lr,
             "rejected/sequences": total("rejected_sequences") / self.sequences if self.sequences else None,
-            "clipped/tokens": total("clipped_tokens") / self.loss_tokens,
+            "clipped/tokens": mean("clipped_tokens"),
             "tokens/loss": float(self.loss_tokens),
             "tokens/total": float(self.tokens),
             "tokens/cross_entropy": self.numbers["cross_entropy"][1] or None,

@@ -2,7 +2,8 @@
 
 Reads batches from files and leaves checkpoints, weights and results as files (see `folders`). The order
 checkpoint -> weights -> result makes every moment a safe one to be killed at: what is missing is made up at
-the next start from what is there.
+the next start from what is there. On a GPU that engines use too (`one_gpu`) the trainer has left it before
+the result is there: whoever reads that wakes an engine.
 """
 
 import os
@@ -14,26 +15,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from kept_tokens.messages import StepResult, TrainingBatch, check_batch, decode, encode
+from kept_tokens.messages import BatchView, StepResult, check_samples, encode
+from keptset_guards import GpuTurn
 from keptset_settings import TrainerSettings
 
 from . import checkpoint, weights
-from .durable import sweep, write_file, write_json
+from .disk_errors import writing
+from .durable import mapped, sweep, write_file, write_json
 from .folders import Folders, numbered
 from .full_scores import FullScores
 from .losses import loss_function
+from .master_weights import MasterWeights
 from .model import load_policy
+from .one_gpu import OneGpu
 from .optimizer import adamw
 from .packing import pack
-from .prepare import prepare
+from .prepare import chosen_sharding, prepare
 from .ranks import Ranks
 from .resume import where_to_start
+from .schedule import learning_rate
 from .train_step import Abandoned, NotFinite, train_step
+from .weight_sender import WeightSender
 
 POLL_SECONDS = 0.02
 SECONDS_BETWEEN_WORDS = 30.0
-WAIT, GO, STOP = range(3)
+WAIT, GO, STOP, SEND = range(4)
 
 
 def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
@@ -49,6 +57,10 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
     assert settings.weights_dir
     folders = Folders(settings.output_dir, settings.weights_dir)
     ranks.first_alone(lambda: [sweep(folder) for folder in (folders.checkpoints, folders.weights)])
+    one_gpu = None
+    if settings.gpu_lock is not None:
+        one_gpu = OneGpu(GpuTurn(settings.gpu_lock, "the trainer", shared=False), ranks)
+        one_gpu.first_turn(parent)
 
     # where we are: the newest checkpoint, or the model of the settings
     start, record = where_to_start(settings.model, folders)
@@ -63,6 +75,9 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
         ranks,
         checkpointing=settings.checkpointing,
         compiled=settings.compile == "on" or (settings.compile == "auto" and on_cuda),
+        sharding=chosen_sharding(settings.sharding, policy, ranks),
+        # what was recorded would read the weights where they lay before they left
+        graphs=settings.cuda_graphs if one_gpu is None else "off",
     )
     optimizer = adamw(
         weights,
@@ -75,29 +90,37 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
     tokenizer_from = start or checkpoint.directory_of(settings.model)
     if start is None:
         start = folders.checkpoint(0)
-        checkpoint.save(start, policy.model, weights, optimizer, ranks, tokenizer_from, record)
+        with writing("the first checkpoint", folders.checkpoints):
+            checkpoint.save(start, policy.model, weights, optimizer, ranks, tokenizer_from, record)
         tokenizer_from = start
     else:
         checkpoint.restore(start, weights, optimizer, ranks)
     # what a killed process may have left undone
-    ranks.first_alone(lambda: finish(folders, start, record, settings.keep_weights))
+    ranks.first_alone(partial(publish, folders, start, record["step"]))
+    if one_gpu is not None:
+        one_gpu.leave(policy.model, weights, optimizer)
+    ranks.first_alone(partial(finish, folders, record, settings.keep_weights, settings.keep_batches))
     if ranks.is_first:
         where = f"{ranks.size} x {ranks.device.type}" if ranks.size > 1 else ranks.device
         log(f"{type(policy.model).__name__} with {vocab_size} ids on {where}, at step {record['step']}")
 
+    sender = weight_sender(settings, folders, policy.model, weights, ranks)
     told_to_stop = stop_on_sigterm()
     while True:
         step = record["step"] + 1
         if ranks.is_first:
             say(folders, vocab_size, training=None)
-        batch = wait_for_batch(folders.batch(step), step, ranks, parent, told_to_stop)
+        batch = wait_for_batch(folders.batch(step), step, ranks, parent, told_to_stop, sender, one_gpu)
         if batch is None:
             break
+        took = {} if one_gpu is None else one_gpu.come_back()
         if ranks.is_first:
             say(folders, vocab_size, training=step)
         began = time.monotonic()
-        check_batch(batch, vocab_size)
+        rows = pack(batch.samples, settings.row_tokens, ranks.rank, ranks.size)
+        check_samples(rows.own_samples(), vocab_size, rows.indices)
         torch.manual_seed(settings.seed + step)  # the same step again is the same step
+        lr = optimizer.param_groups[0]["lr"] = learning_rate(step, settings.optimizer)
         full_scores = FullScores() if settings.full_vocabulary_scores else None
         try:
             metrics, grad_norm = train_step(
@@ -106,13 +129,14 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
                 optimizer,
                 ranks,
                 batch.samples,
-                pack(batch.samples, settings.row_tokens, ranks.rank, ranks.size),
+                rows,
                 loss,
                 max_grad_norm=settings.optimizer.max_grad_norm,
                 entropy=settings.entropy,
                 ignore_masks=settings.unsafe_ignore_kept_tokens,
                 told_to_stop=told_to_stop,
                 full_scores=full_scores,
+                version=step - 1,
             )
         except NotFinite as error:
             raise NotFinite(
@@ -123,56 +147,109 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
             break
         result = metrics.result(
             grad_norm=grad_norm,
-            lr=settings.optimizer.lr,
+            lr=lr,
             seconds=time.monotonic() - began,
             ignored_masks=settings.unsafe_ignore_kept_tokens,
         )
         if full_scores is not None:  # before the checkpoint, after which the step is not done again
             scores = full_scores.of_samples(batch.samples, ranks)
             if ranks.is_first:
-                write_file(folders.score(step), encode(StepResult(step, step, result, scores)))
+                with writing(f"step {step}: its scores", folders.scores):
+                    write_file(folders.score(step), encode(StepResult(step, step, result, scores)))
+        del metrics, full_scores  # and what they have on the device
         record = {
             "step": step,
             "content_hash": batch.content_hash.hex(),
             "metrics": result,
             "model": settings.model,
         }
+        saving = time.monotonic()
         saved = folders.checkpoint(step)
-        checkpoint.save(saved, policy.model, weights, optimizer, ranks, tokenizer_from, record)
+        with writing(f"step {step}: its checkpoint", folders.checkpoints):
+            checkpoint.save(saved, policy.model, weights, optimizer, ranks, tokenizer_from, record)
         tokenizer_from = saved
-        ranks.first_alone(partial(finish, folders, saved, record, settings.keep_weights))
+        ranks.first_alone(partial(publish, folders, saved, step))
+        took["seconds/publish"] = time.monotonic() - saving
+        if one_gpu is not None:
+            took |= one_gpu.leave(policy.model, weights, optimizer)
+        ranks.first_alone(
+            partial(finish, folders, record, settings.keep_weights, settings.keep_batches, took)
+        )
         if ranks.is_first:
             mismatch = result.get("mismatch_kl/mean")
             said = "" if mismatch is None else f", mismatch KL {mismatch:.2g}"
             log(f"step {step}: loss {result['loss']:.4g}{said}")
+        del batch, rows  # the file is not mapped while the next one is waited for
 
 
-def finish(folders: Folders, saved: Path, record: dict[str, Any], keep_weights: int) -> None:
-    """Everything that follows a checkpoint; done again after a restart it changes nothing."""
+def publish(folders: Folders, saved: Path, step: int) -> None:
+    """Let inference have a checkpoint's weights; done again after a restart it changes nothing."""
+    with writing(f"step {step}: its weights", folders.weights):
+        weights.publish(saved, folders, step)
+
+
+def finish(
+    folders: Folders,
+    record: dict[str, Any],
+    keep_weights: int,
+    keep_batches: int,
+    took: dict[str, float] | None = None,
+) -> None:
+    """Everything that follows published weights; done again after a restart it changes nothing.
+
+    `took`: seconds of what followed the step; None: it was before a restart.
+    """
     step = record["step"]
-    weights.publish(saved, folders, step)
     if step > 0 and not folders.result(step).exists():
-        write_json(
-            folders.result(step),
-            {
-                "step": step,
-                "weight_version": step,
-                "content_hash": record["content_hash"],
-                "metrics": record["metrics"],
-            },
-        )
+        result = {
+            "step": step,
+            "weight_version": step,
+            "content_hash": record["content_hash"],
+            "metrics": record["metrics"] | (took or {}),
+        }
+        with writing(f"step {step}: its result", folders.results):
+            write_json(folders.result(step), result)
     weights.keep_newest(folders, keep_weights)
     checkpoint.keep_newest(folders)
-    for folder in (folders.spool, folders.scores):
+    for folder, keep in ((folders.spool, keep_batches), (folders.scores, checkpoint.KEEP)):
         for old, path in numbered(folder, "step-").items():
-            if old <= step - checkpoint.KEEP:
+            if old <= step - keep:
                 path.unlink()  # its hash is in the result
 
 
+def weight_sender(
+    settings: TrainerSettings, folders: Folders, model: PreTrainedModel, weights: MasterWeights, ranks: Ranks
+) -> WeightSender | None:
+    """Who sends weights, if that is wanted.
+
+    Raises:
+        ValueError: it is wanted and impossible.
+    """
+    if settings.weights_transfer != "nccl":
+        return None
+    if ranks.device.type != "cuda":
+        raise ValueError(
+            f'weights.transfer = "nccl" sends from a GPU, but this trainer is on {ranks.device}; '
+            'set weights.transfer = "files"'
+        )
+    from .nccl_wire import NcclWire, new_unique_id
+
+    return WeightSender(
+        folders, model, weights, ranks, settings.bucket_bytes, mint=new_unique_id, make_wire=NcclWire
+    )
+
+
 def wait_for_batch(
-    path: Path, step: int, ranks: Ranks, parent: int | None, told_to_stop: Callable[[], bool]
-) -> TrainingBatch | None:
-    """The batch of `step` when it is there; None if told to stop before.
+    path: Path,
+    step: int,
+    ranks: Ranks,
+    parent: int | None,
+    told_to_stop: Callable[[], bool],
+    sender: WeightSender | None = None,
+    one_gpu: OneGpu | None = None,
+) -> BatchView | None:
+    """The batch of `step` when it is there, and the GPU; None if told to stop before. Meanwhile weights are
+    sent.
 
     The first rank looks for it and is asked to stop; the others hear from it, often enough to know it alive.
     """
@@ -182,16 +259,22 @@ def wait_for_batch(
         while ranks.is_first and answer == WAIT and time.monotonic() < word_at:
             if told_to_stop():
                 answer = STOP
-            elif path.exists():
+            elif sender is not None and sender.is_asked():
+                answer = SEND  # before the step that changes them
+            elif path.exists() and (one_gpu is None or one_gpu.is_ours()):
                 answer = GO
             elif parent is not None and os.getppid() != parent:
                 raise SystemExit(f"the ingest process {parent} is gone")
             else:
                 time.sleep(POLL_SECONDS)
         answer = ranks.from_first(answer)
+        if answer == SEND:
+            assert sender is not None
+            sender.serve(step - 1)
+            answer = WAIT
     if answer == STOP:
         return None
-    batch = decode(path.read_bytes(), TrainingBatch)
+    batch = BatchView(mapped(path))
     assert batch.step == step, f"{path} says step {batch.step}"
     return batch
 

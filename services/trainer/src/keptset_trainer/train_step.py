@@ -1,6 +1,6 @@
 """One optimiser step over one batch, on one rank or on many."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,7 +12,7 @@ from .losses import LossSum
 from .losses.objective import row_loss
 from .master_weights import MasterWeights
 from .optimizer import clip_and_step
-from .packing import MicroBatch, pack_row
+from .packing import MicroBatch, Rows, pack_row
 from .ranks import Ranks
 from .scorer import Entropy, Scorer
 from .step_metrics import StepMetrics
@@ -31,10 +31,10 @@ class Abandoned(Exception):
 def train_step(
     scorer: Scorer,
     weights: MasterWeights,
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     ranks: Ranks,
-    samples: list[TrainingSample],
-    rows: list[MicroBatch],
+    samples: Sequence[TrainingSample],
+    rows: Rows,
     loss: Loss,
     *,
     max_grad_norm: float,
@@ -42,19 +42,22 @@ def train_step(
     ignore_masks: bool,
     told_to_stop: Callable[[], bool],
     full_scores: FullScores | None = None,
+    version: int | None = None,
 ) -> tuple[StepMetrics, float]:
     """Accumulate the gradient of all rows, clip it by its global norm, apply it.
 
     One forward pass serves both the loss and the mismatch, as there is one step a batch. The loss is divided
     by the loss tokens of the whole batch, so the rows of a batch could be packed in any other way and lie on
-    any other ranks. On a GPU the host waits for the device once, at the end.
+    any other ranks. On a GPU the host waits for the device once, at the end,
+    and in each row of which only a part goes over the whole vocabulary (some of the entropy; tokens with and
+    without sets in one row): which positions those are, the device is asked.
 
     Args:
         scorer: the policy.
         weights: its float32 weights on this rank.
         optimizer: of these.
-        ranks: every one calls this with the same arguments.
-        samples: of the whole batch.
+        ranks: every one calls this with the same arguments, but for its rows.
+        samples: of the whole batch; only looked at to find who is to blame.
         rows: this rank's share of them.
         loss: the objective.
         max_grad_norm: to which the gradient is clipped.
@@ -62,6 +65,7 @@ def train_step(
         ignore_masks: score every token over the whole vocabulary.
         told_to_stop: asked of the first rank between rows.
         full_scores: gets the logprobs over the whole vocabulary, and references are compared with them.
+        version: of the weights, as samples name it; None: the metrics tell no on-policy tokens from others.
 
     Returns:
         The metrics of the whole batch and the norm of the gradient before clipping.
@@ -70,26 +74,28 @@ def train_step(
         NotFinite: names the sample; the weights are as before.
         Abandoned: `told_to_stop` said so; the weights are as before.
     """
-    loss_tokens = sum(sample.loss_mask.count(1) for sample in samples)
-    metrics = StepMetrics()
+    loss_tokens = sum(ranks.gathered(rows.loss_tokens()))
+    metrics = StepMetrics(version)
     weights.drop_gradients()
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         if ranks.from_first(told_to_stop()):
             weights.drop_gradients()
             raise Abandoned
-        on_device = row.to(ranks.device)
+        on_device = scorer.arranged(row).to(ranks.device)
+        scorer.is_last_row = number == len(rows)
         scored, summed = score(scorer, on_device, loss, entropy, ignore_masks, full_scores is not None)
-        # ranks.size: FSDP takes the mean of the ranks' gradients, but each has a part of the sum
-        (summed.total * (ranks.size / loss_tokens)).backward()
+        # averages: each rank has a part of the sum, of which some masters take the mean
+        (summed.total * (weights.averages / loss_tokens)).backward()
         weights.add_up()
         if not row.is_empty:
             metrics.add(row, on_device, scored, summed, ignore_masks)
             if full_scores is not None:
                 full_scores.add(row, scored)
+        del scored, summed  # what autograd has of this row must not be there while the next one is recorded
     weights.collect()
     faults = metrics.not_finite(ranks.device)
-    grad_norm, sound = clip_and_step(optimizer, ranks, max_grad_norm, faults)
-    weights.give_back()
+    grad_norm, sound, rounded = clip_and_step(optimizer, ranks, max_grad_norm, faults)
+    weights.give_back(rounded)
     metrics.read()
     if not sound:
         raise NotFinite(blame(scorer, weights, ranks, samples, loss, ignore_masks, full_scores is not None))
@@ -113,7 +119,7 @@ def blame(
     scorer: Scorer,
     weights: MasterWeights,
     ranks: Ranks,
-    samples: list[TrainingSample],
+    samples: Sequence[TrainingSample],
     loss: Loss,
     ignore_masks: bool,
     full_logprobs: bool,
@@ -123,6 +129,7 @@ def blame(
     Every rank looks at every sample, together: their gradients are one.
     """
     fault = None
+    scorer.graphs = None  # rows of their own shapes, seen once
     for index, sample in enumerate(samples):
         weights.drop_gradients()
         row = pack_row([sample], [index]).to(ranks.device)

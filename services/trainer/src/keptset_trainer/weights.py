@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ SAFETENSORS_DTYPES = {
     "BOOL": "bool",
 }
 BLOCK = 1 << 22
+HASHED_AT_ONCE = 4
+"""Tensors of a file."""
 
 
 def publish(checkpoint: Path, folders: Folders, version: int) -> None:
@@ -65,26 +68,30 @@ def tensors_of(path: Path) -> dict[str, dict[str, Any]]:
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))
-        header.pop("__metadata__", None)
-        tensors = {}
-        for name, entry in sorted(header.items()):
-            start, end = entry["data_offsets"]
-            tensors[name] = {
-                "shape": entry["shape"],
-                "dtype": SAFETENSORS_DTYPES[entry["dtype"]],
-                "blake2b": hash_range(file, 8 + header_bytes + start, end - start),
-            }
-    return tensors
+    header.pop("__metadata__", None)
+
+    def described(entry: dict[str, Any]) -> dict[str, Any]:
+        start, end = entry["data_offsets"]
+        return {
+            "shape": entry["shape"],
+            "dtype": SAFETENSORS_DTYPES[entry["dtype"]],
+            "blake2b": hash_range(path, 8 + header_bytes + start, end - start),
+        }
+
+    names = sorted(header)
+    with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:  # reading and hashing leave the interpreter to others
+        return dict(zip(names, pool.map(lambda name: described(header[name]), names), strict=True))
 
 
-def hash_range(file: Any, start: int, length: int) -> str:
+def hash_range(path: Path, start: int, length: int) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    file.seek(start)
-    while length > 0:
-        block = file.read(min(BLOCK, length))
-        assert block, "the file ends before its last tensor does"
-        digest.update(block)
-        length -= len(block)
+    with path.open("rb") as file:
+        file.seek(start)
+        while length > 0:
+            block = file.read(min(BLOCK, length))
+            assert block, "the file ends before its last tensor does"
+            digest.update(block)
+            length -= len(block)
     return digest.hexdigest()
 
 

@@ -1,10 +1,13 @@
 """`keptset-trainer warm-start`: makes the model, or finds it made already."""
 
 import argparse
+import fcntl
 import json
 import random
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -12,7 +15,7 @@ import transformers
 from rich.progress import Progress
 
 from ..durable import finish_directory, new_directory, remove_directory, write_json
-from .recipe import recipe, train
+from .recipe import first_steps, recipe, train
 from .reverse_text import mean_reward, strings
 from .tokenizer import byte_tokenizer
 
@@ -20,13 +23,15 @@ LINE_EVERY = 50
 """Steps between two lines of progress in a log."""
 EVALUATED = 128
 """Strings that the made model is tried on."""
+OTHERS_SECONDS = 600.0
+"""How long another warm start of the same directory is waited for."""
 
 
 def warm_start(argv: list[str]) -> int:
     """Entry point of the command; its exit code."""
     parser = argparse.ArgumentParser(
         prog="keptset-trainer warm-start",
-        description="Make a tiny model that reverses strings, on one thread in about 20 seconds.",
+        description="Make a tiny model that reverses strings, on one thread.",
     )
     parser.add_argument("--directory", type=Path, required=True, help="where the model goes")
     parser.add_argument("--min-letters", type=int, default=4, help="fewest letters of a string")
@@ -42,17 +47,46 @@ def warm_start(argv: list[str]) -> int:
         )
     wanted = recipe(chosen.min_letters, chosen.max_letters, chosen.seed)
     try:
-        there = not chosen.force and is_made(chosen.directory, wanted)
         if chosen.dry_run:
+            there = not chosen.force and is_made(chosen.directory, wanted)
             print(f"{chosen.directory} {'is there already' if there else 'would be made'}: {wanted}")
-        elif there:
-            print(f"{chosen.directory} is there already")
-        else:
-            make(chosen.directory, wanted)
+            return 0
+        with alone(chosen.directory):
+            if not chosen.force and is_made(chosen.directory, wanted):
+                print(f"{chosen.directory} is there already")
+            else:
+                make(chosen.directory, wanted)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+@contextmanager
+def alone(directory: Path, seconds: float = OTHERS_SECONDS) -> Iterator[None]:
+    """Only one process makes a model at a time: the others wait, and find it made.
+
+    Raises:
+        TimeoutError: another one was still at it after so many seconds.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    path = directory.with_name(f".{directory.name}.lock")
+    with path.open("a") as lock:
+        deadline, waits = time.monotonic() + seconds, False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"waited {seconds:.0f} s for another warm start of {directory}, which holds {path}"
+                    ) from None
+                if not waits:
+                    print(f"warm start: another process makes {directory}; waiting for it", flush=True)
+                waits = True
+                time.sleep(0.1)
+        yield
 
 
 def is_made(directory: Path, wanted: dict[str, object]) -> bool:
@@ -71,6 +105,11 @@ def is_made(directory: Path, wanted: dict[str, object]) -> bool:
         raise ValueError(
             f"{directory} is there, but was not made by warm-start; choose another --directory"
         ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{directory / 'recipe.json'} is none of warm-start's ({error!r}); choose another --directory, "
+            "or make it again with --force"
+        ) from error
     if there != wanted:
         raise ValueError(
             f"{directory} was made by another recipe: {there}, wanted {wanted}; "
@@ -86,13 +125,15 @@ def make(directory: Path, wanted: dict[str, object]) -> None:
     low, high, seed = int(wanted["min_letters"]), int(wanted["max_letters"]), int(wanted["seed"])
     tokenizer = byte_tokenizer()
     began = time.monotonic()
+    first = first_steps(high)
     with Progress(transient=True) as bar:
         task = bar.add_task("warm start", total=None)
 
         def show(step: int, steps: int, loss: float) -> None:
-            bar.update(task, completed=step, total=steps, description=f"warm start, loss {loss:.2f}")
+            told = f"loss {loss:.2f}" + (", higher as its labels are smoothed now" if step > first else "")
+            bar.update(task, completed=step, total=steps, description=f"warm start, {told}")
             if not bar.console.is_terminal and step % LINE_EVERY == 0:  # a log shows no bar
-                print(f"warm start: step {step} of {steps}, loss {loss:.2f}", flush=True)
+                print(f"warm start: step {step} of {steps}, {told}", flush=True)
 
         model = train(tokenizer, low, high, seed, show)
     texts = strings(random.Random(f"evaluation {seed}"), EVALUATED, low, high)

@@ -1,0 +1,144 @@
+"""Rank 0 of an NCCL group whose other ranks are inference's workers; torch's own bindings, no vLLM."""
+
+import ctypes
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.cuda import nccl
+
+POLL_SECONDS = 0.001
+JOIN_POLL_SECONDS = 0.05
+IN_FLIGHT = 2
+"""Buffers that may be on their way; the receiver has two as well."""
+ABORT_SECONDS = 10.0
+CAPSULE = b"torch.cuda.nccl.Communicator"
+"""What torch calls the object in which it keeps an `ncclComm_t`."""
+
+GiveUp = Callable[[], str | None]
+"""Why it is of no use to wait any longer, if that is so. Asked often."""
+
+
+class PeersMissing(TimeoutError):
+    """Others of the group did not come, or did not take what was sent, in time."""
+
+
+class StuckInGroup(RuntimeError):
+    """The group could not be left: what was on its way may hold the device for ever."""
+
+
+def new_unique_id() -> bytes:
+    """128 bytes that the ranks of a new group find each other by; this process must be one of them."""
+    return bytes(nccl.unique_id())
+
+
+class NcclWire:
+    """The group, once all are there: joining blocks, so all join at about the same time.
+
+    vLLM's workers join by the unique id (`NCCLWeightTransferInitInfo.nccl_unique_id_b64`), after which each
+    rank owes one all_reduce of one float32.
+    """
+
+    def __init__(self, unique_id: bytes, world_size: int, device: torch.device, give_up: GiveUp) -> None:
+        """Wait for the `world_size - 1` others.
+
+        Raises:
+            PeersMissing: not all of them joined before `give_up`. The thread that waits cannot be called off;
+                it dies with the process.
+        """
+        self.device, self.world_size = device, world_size
+        self.stream = torch.cuda.Stream(device)
+        joined: list[object] = []
+        failures: list[BaseException] = []
+
+        def join() -> None:
+            try:
+                torch.cuda.set_device(device)
+                comm = nccl.init_rank(world_size, unique_id, 0)
+                with torch.cuda.stream(self.stream):
+                    nccl.all_reduce([torch.zeros(1, device=device)], streams=[self.stream], comms=[comm])
+                self.stream.synchronize()
+                joined.append(comm)
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=join, name="join-weights-group", daemon=True)
+        thread.start()
+        while thread.is_alive() and (why := give_up()) is None:
+            thread.join(JOIN_POLL_SECONDS)
+        if failures:
+            raise failures[0]
+        if not joined:
+            raise PeersMissing(
+                f"not all of {world_size - 1} inference worker(s) have joined the group that weights are "
+                f"sent to: {why}"
+            )
+        self.comm = joined[0]
+        self.sent: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+
+    def broadcast(self, bucket: Tensor, give_up: GiveUp) -> None:
+        """Send a buffer that was made on the current stream; waits while IN_FLIGHT are on their way.
+
+        Raises:
+            PeersMissing: the oldest was not taken before `give_up`.
+        """
+        while len(self.sent) >= IN_FLIGHT:
+            self._wait_for_oldest(give_up)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        nccl.broadcast([bucket], 0, streams=[self.stream], comms=[self.comm])
+        event = torch.cuda.Event()
+        event.record(self.stream)
+        self.sent.append((event, bucket))
+
+    def finish(self, give_up: GiveUp) -> None:
+        """Wait until all is sent; raises like `broadcast`."""
+        while self.sent:
+            self._wait_for_oldest(give_up)
+
+    def leave(self) -> None:
+        """End the group on this side, and what is still on its way; nothing may be sent afterwards.
+
+        Raises:
+            StuckInGroup: NCCL did not let go.
+        """
+        thread = threading.Thread(target=abort, args=(self.comm,), name="leave-weights-group", daemon=True)
+        with torch.cuda.device(self.device):
+            thread.start()
+        thread.join(ABORT_SECONDS)
+        deadline = time.monotonic() + ABORT_SECONDS
+        while not self.stream.query() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        if thread.is_alive() or not self.stream.query():
+            raise StuckInGroup("NCCL does not let go of the group that weights were sent to")
+        self.sent.clear()
+
+    def _wait_for_oldest(self, give_up: GiveUp) -> None:
+        event, _ = self.sent[0]
+        while not event.query():
+            if (why := give_up()) is not None:
+                raise PeersMissing(
+                    f"not all of {self.world_size - 1} inference worker(s) have taken what was sent: {why}"
+                )
+            time.sleep(POLL_SECONDS)
+        self.sent.popleft()
+
+
+def abort(comm: object, library: ctypes.CDLL | None = None) -> None:
+    """`ncclCommAbort`, for which torch has no binding: ends the collectives that wait on the device.
+
+    Args:
+        comm: torch's, of `init_rank`; of no use afterwards.
+        library: NCCL; None: the one that torch has loaded.
+    """
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    set_destructor = ctypes.pythonapi.PyCapsule_SetDestructor
+    set_destructor.restype, set_destructor.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_void_p]
+    pointer = ctypes.c_void_p(get_pointer(comm, CAPSULE))
+    set_destructor(comm, None)  # nobody may destroy it once more
+    nccl_library = library or ctypes.CDLL("libnccl.so.2")
+    nccl_library.ncclCommAbort.argtypes = [ctypes.c_void_p]
+    nccl_library.ncclCommAbort(pointer)
