@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from keptset_settings import OrchestratorSettings
@@ -12,11 +11,8 @@ from .driving import Drive
 from .fake_endpoint import FakeEndpoint
 from .fake_inference import FakeInference
 from .fake_trainer import FakeTrainer
+from .real_router import RealRouter
 from .small_tokenizer import write_tokenizer
-
-# A busy machine is no error: time is bounded by pytest's own time-out.
-hypothesis.settings.register_profile("patient", deadline=None)
-hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
@@ -93,3 +89,27 @@ def drive(inference: FakeInference, trainer: FakeTrainer, tokenizer_dir: Path, t
         }
     )
     return Drive(settings)
+
+
+@pytest.fixture(scope="session")
+def session_router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRouter]:
+    """One router for all tests."""
+    router = RealRouter(tmp_path_factory.mktemp("router") / "log")
+    yield router
+    router.kill()
+
+
+@pytest.fixture
+def router(session_router: RealRouter) -> Iterator[RealRouter]:
+    """A router that knows no server; also afterwards, as later ones may have their ports."""
+    yield session_router
+    session_router.forget_servers()
+
+
+@pytest.fixture
+def second(drive: Drive) -> Iterator[FakeInference]:
+    """Another inference server of the run."""
+    server = FakeInference()
+    drive.settings.inference_urls.append(server.url)
+    yield server
+    server.kill()

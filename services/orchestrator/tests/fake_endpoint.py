@@ -19,8 +19,10 @@ class FakeEndpoint(Served):
     """A model of its own, at `url`.
 
     Attributes:
-        says: The answer to a conversation and a seed.
+        says: The answer to a conversation and a seed (0 if none came).
         finish_reason: Of all answers.
+        stop_reason: {"stop_reason": ...} as vLLM has it in all answers, or nothing.
+        takes_seed: Whether it refuses a seed, as some do.
         faults: Status codes that the next requests are answered with.
         key: If set, the bearer token that every request must carry.
         change: Changes the logprob entries of a scored prompt before they leave.
@@ -39,6 +41,8 @@ class FakeEndpoint(Served):
     def _begin(self) -> None:
         self.says: Callable[[list[dict[str, str]], int], str] = lambda messages, seed: "said"
         self.finish_reason = "stop"
+        self.stop_reason: dict[str, Any] = {}
+        self.takes_seed = True
         self.faults: list[int] = []
         self.key: str | None = None
         self.change: Callable[[list[Any]], list[Any]] = lambda entries: entries
@@ -54,8 +58,12 @@ class FakeEndpoint(Served):
             self.chats.append(body)
             if (refusal := self._refusal(request)) is not None:
                 return refusal
-            message = {"role": "assistant", "content": self.says(body["messages"], body["seed"])}
+            if "seed" in body and not self.takes_seed:
+                return JSONResponse({"error": {"message": "Unrecognized request argument: seed"}}, 400)
+            said = self.says(body["messages"], body.get("seed", 0))
+            message = {"role": "assistant", "content": said}
             choice = {"index": 0, "message": message, "finish_reason": self.finish_reason}
+            choice |= self.stop_reason
             return JSONResponse({"id": "chat-1", "object": "chat.completion", "choices": [choice]})
 
         @app.post("/v1/completions")

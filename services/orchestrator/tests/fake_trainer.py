@@ -3,13 +3,16 @@
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from kept_tokens.messages import StepResult, TrainingBatch, check_batch, decode, encode
+from keptset_guards import error_body
 
+from .played_group import Group
 from .served import Served
 from .small_tokenizer import VOCAB_SIZE
 
@@ -23,9 +26,15 @@ class FakeTrainer(Served):
         batches: The accepted batches, by step.
         hold_from: Accepted steps from this one on stay in training.
         put_faults, get_faults: Status codes that the next PUTs or GETs are answered with.
+        full: That many PUTs are told that too many batches wait.
         lose_answers: That many PUTs are accepted, but answered with 503.
         version_off: How far the weights version of a result is from its step.
         puts: Steps of all PUTs that came.
+        shares_gpu: It takes turns on its GPU.
+        journal: What was asked of it, in order; others may write into it too.
+        sends_weights: Whether it can be asked to send weights.
+        group: Whose others it waits for when it sends; None: to whom is not played.
+        sent: Versions that were sent.
     """
 
     def __init__(self) -> None:
@@ -38,7 +47,7 @@ class FakeTrainer(Served):
         self._begin()
 
     def _begin(self) -> None:
-        self.vocab_size = VOCAB_SIZE
+        self.vocab_size, self.model = VOCAB_SIZE, "fake"
         self.row_tokens = 256
         self.unsafe = False
         self.full_scores: bool | None = False
@@ -46,11 +55,20 @@ class FakeTrainer(Served):
         self.batches: dict[int, TrainingBatch] = {}
         self.hold_from = math.inf
         self.healthy = True
+        self.can_start: Callable[[], bool] = lambda: True
         self.put_faults: list[int] = []
         self.get_faults: list[int] = []
+        self.full: float = 0
         self.lose_answers = 0
         self.version_off = 0
         self.puts: list[int] = []
+        self.shares_gpu = False
+        self.journal: list[str] = []
+        self.sends_weights = False
+        self.sending: int | None = None
+        self.sent: list[int] = []
+        self.group: Group | None = None
+        self.groups: list[str] = []
 
     @property
     def next_step(self) -> int:
@@ -68,7 +86,7 @@ class FakeTrainer(Served):
 
         @app.get("/health")
         async def health() -> Response:
-            return Response(status_code=200 if self.healthy else 503)
+            return Response(status_code=200 if self.healthy and self.can_start() else 503)
 
         @app.get("/keptset/v1/status")
         async def status() -> dict[str, Any]:
@@ -79,9 +97,13 @@ class FakeTrainer(Served):
                 "next_step": self.next_step,
                 "trained_step": trained,
                 "weight_version": trained,
+                "training": trained + 1 if trained < len(self.batches) else None,
+                "sends_weights": self.sends_weights,
+                "sending": self.sending,
                 "vocab_size": self.vocab_size,
                 "row_tokens": self.row_tokens,
-                "model": "fake",
+                "model": self.model,
+                "shares_gpu": self.shares_gpu,
                 "unsafe_ignore_kept_tokens": self.unsafe,
                 **({} if self.full_scores is None else {"full_vocabulary_scores": self.full_scores}),
             }
@@ -90,8 +112,13 @@ class FakeTrainer(Served):
         async def put(step: int, request: Request) -> Response:
             data = await request.body()
             self.puts.append(step)
+            self.journal.append(f"put {step}")
             if self.put_faults:
                 return _error(self.put_faults.pop(0))
+            if self.full:
+                self.full -= 1
+                said = error_body(429, "spool_full", f"step {step}: 64 batches wait to be trained")
+                return JSONResponse(said, 429, {"retry-after": "0"})
             batch = decode(data, TrainingBatch)
             check_batch(batch, self.vocab_size)
             assert batch.step == step
@@ -126,8 +153,38 @@ class FakeTrainer(Served):
                 encode(StepResult(step, step + self.version_off, METRICS)), media_type="application/msgpack"
             )
 
+        @app.post("/keptset/v1/weights/group")
+        async def group() -> dict[str, Any]:
+            self.groups.append(f"group-{len(self.groups)}")
+            return {"unique_id": self.groups[-1], "bucket_bytes": 8, "tensors": [["w", "float32", [2]]]}
+
+        @app.post("/keptset/v1/weights/{version}/send")
+        async def send(version: int, request: Request) -> Response:
+            body = await request.json()
+            while self.hold_from <= len(self.batches):
+                await asyncio.sleep(0.01)  # not in the middle of a step
+            if version != len(self.batches):
+                return JSONResponse(error_body(409, "other_version", f"holds {len(self.batches)}"), 409)
+            self.sending = version
+            try:
+                if self.group is None:
+                    await asyncio.sleep(0.1)
+                elif not await self.group.join(
+                    body["unique_id"],
+                    version,
+                    range(1),
+                    body["world_size"],
+                    body["seconds"],
+                    request.receive,
+                ):
+                    return JSONResponse(error_body(504, "peers_missing", "not all have come"), 504)
+            finally:
+                self.sending = None
+            self.sent.append(version)
+            return JSONResponse({"version": version})
+
         return app
 
 
-def _error(code: int, **more: Any) -> JSONResponse:
-    return JSONResponse({"error": {"message": f"told to answer {code}", "code": code}, **more}, code)
+def _error(status: int, **more: Any) -> JSONResponse:
+    return JSONResponse({**error_body(status, "fake", f"told to answer {status}"), **more}, status)

@@ -8,14 +8,17 @@ from typing import Any
 
 import uvicorn
 
+from keptset import ports
+
 
 class Served:
     """Serves `app` from construction on."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.port = listener.getsockname()[1]
+        # to be listened on again after a kill: meanwhile no outgoing connection may be given it
+        self.port = ports.pick("127.0.0.1", set())
+        listener = socket.create_server(("127.0.0.1", self.port))
         self.url = f"http://127.0.0.1:{self.port}"
         self._serve(listener)
 
@@ -24,7 +27,7 @@ class Served:
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=lambda: asyncio.run(self._until_killed(listener)), daemon=True)
         self.thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self.server.started:
             assert time.monotonic() < deadline, "the fake did not start"
             time.sleep(0.005)
@@ -39,7 +42,7 @@ class Served:
             return
         self.server.force_exit = self.server.should_exit = True
         self.loop.call_soon_threadsafe(self._abort_connections)
-        self.thread.join(10)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
     def _abort_connections(self) -> None:

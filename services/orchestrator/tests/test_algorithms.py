@@ -1,5 +1,8 @@
 """Advantages against values computed by hand."""
 
+from functools import partial
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,6 +48,39 @@ def test_max_rl_is_the_mean_score_of_the_successes():
     rewards = np.array([1.0, 0, 1, 0, 0, 1, 0, 0])
     by_definition = scores[rewards > 0].mean() - scores.mean()
     assert (max_rl(rewards) * scores).mean() == pytest.approx(by_definition)
+
+
+@pytest.mark.parametrize("size", [2, 3, 6])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_max_rl_is_the_gradient_of_the_first_terms_of_log_p(size: int, p: float):
+    """Over all groups of a policy that succeeds with probability p, exactly: d/dp of sum_{k<G} pass@k / k."""
+    expected = 0.0
+    for group in product([0.0, 1.0], repeat=size):
+        rewards = np.array(group)
+        probability = np.prod(np.where(rewards == 1, p, 1 - p))
+        scores = np.where(rewards == 1, 1 / p, -1 / (1 - p))  # d log pi / dp
+        expected += probability * float((max_rl(rewards) * scores).mean())
+    assert expected == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, size)))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("p", [0.1, 0.7])
+def test_rloo_is_an_unbiased_gradient_and_the_mean_of_all_a_shrunken_one(size: int, p: float):
+    """Over all groups of a policy that succeeds with probability p, exactly: d p / d p is 1."""
+    found = {rloo: 0.0, partial(grpo, normalize_std=False): 0.0}
+    for group in product([0.0, 1.0], repeat=size):
+        rewards = np.array(group)
+        probability = np.prod(np.where(rewards == 1, p, 1 - p))
+        scores = np.where(rewards == 1, 1 / p, -1 / (1 - p))  # d log pi / dp
+        for function in found:
+            found[function] += probability * float((function(rewards) * scores).mean())
+    assert list(found.values()) == pytest.approx([1, (size - 1) / size])
+
+
+@given(groups, st.floats(1e-300, 1e300))
+def test_max_rl_does_not_depend_on_the_scale_of_rewards(rewards: np.ndarray, scale: float):
+    whole = np.round(rewards)  # so that no scale makes a reward vanish
+    np.testing.assert_allclose(max_rl(whole * scale), max_rl(whole), rtol=1e-9, atol=1e-9)
 
 
 def test_group_without_success_teaches_max_rl_nothing():

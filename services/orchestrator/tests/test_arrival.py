@@ -120,6 +120,39 @@ OF_ONE_CHOICE = {
         r"from 1 to \d+ does not follow position 0",
     ),
     "no weights": (with_fields(weight_versions=None), r"weight_versions cover 0 of \d+ tokens"),
+    "no tokens": (
+        with_fields(token_ids=b"", logprobs=b"", kept_tokens=KeptBytes(b"", b""), weight_versions=[]),
+        r"has 0 tokens; asked for 1 to 12",
+    ),
+    "more tokens than were asked for": (
+        lambda choice: msgspec.structs.replace(
+            choice,
+            token_ids=choice.token_ids[:4] * 13,
+            logprobs=choice.logprobs[:4] * 13,
+            kept_tokens=KeptBytes(choice.token_ids[:4] * 13, np.ones(13, "<i4").tobytes()),
+            weight_versions=[VersionSpan("v000000", 0, 13)],
+        ),
+        r"has 13 tokens; asked for 1 to 12",
+    ),
+    "counts beyond all bounds": (
+        lambda choice: msgspec.structs.replace(
+            choice,
+            kept_tokens=KeptBytes(
+                choice.kept_tokens.ids,
+                choice.kept_tokens.counts[:-4] + np.int32(2**31 - 1).tobytes(),
+            ),
+        ),
+        r"counts: sum to \d+, but there are \d+ ids",
+    ),
+    "a negative count": (
+        lambda choice: msgspec.structs.replace(
+            choice,
+            kept_tokens=KeptBytes(
+                choice.kept_tokens.ids, choice.kept_tokens.counts[:-4] + np.int32(-1).tobytes()
+            ),
+        ),
+        rf"counts at position {LAST}: -1 is negative",
+    ),
     "an aborted request": (with_fields(finish_reason="abort"), r"finish_reason 'abort'"),
 }
 
@@ -156,6 +189,16 @@ OF_THE_ANSWER = {
     ),
     "a choice doubled": (lambda a: {"choices": [*a.choices[:-1], a.choices[0]]}, r"of index \[0, 1, 2, 0\]"),
     "no choices": (lambda a: {"choices": []}, r"of index \[\]"),
+    "masks of another choice": (
+        lambda a: {
+            "choices": [
+                msgspec.structs.replace(one, kept_tokens=other.kept_tokens)
+                for one, other in zip(a.choices, [*a.choices[1:], a.choices[0]], strict=True)
+            ]
+        },
+        r"choice \d: (counts: has \d+ entries|sampled_ids at position \d+: the sampled id \d+ is not in)",
+    ),
+    "a name of a million letters": (lambda a: {"request_id": "x" * 1_000_000}, r"of request 'xx.{0,40}xx'"),
     "another request's": (
         lambda a: {"request_id": "of-somebody"},
         r"the answer is that of request 'of-somebody'",
@@ -167,6 +210,7 @@ OF_THE_ANSWER = {
 async def test_answer_that_breaks_the_contract_stops_the_run(
     name: str, drive: Drive, inference: FakeInference, trainer: FakeTrainer
 ):
+    # verl#438: n > 1: ignored, or identical samples
     change, text = OF_THE_ANSWER[name]
     inference.tamper = lambda answer: msgspec.structs.replace(answer, **change(answer))
     with pytest.raises(AnswerError, match=text):
@@ -197,7 +241,21 @@ async def test_choices_may_come_in_any_order(drive: Drive, inference: FakeInfere
     drive.settings.steps = 1
     await drive()
     in_order = trainer.batches.pop(1)
-    inference.weight_version = None
+    inference.restarted()
     inference.tamper = lambda answer: msgspec.structs.replace(answer, choices=answer.choices[::-1])
     await drive()
     assert trainer.batches[1].content_hash == in_order.content_hash
+
+
+async def test_a_rollout_that_went_round_in_circles_is_trained_on(
+    drive: Drive, inference: FakeInference, trainer: FakeTrainer
+):
+    """As sampling.extra_body asks for with repetition_detection; vLLM then says so."""
+    drive.settings.steps = 1
+    sampling = drive.settings.train.sampling
+    sampling.extra_body = {"repetition_detection": {"max_pattern_size": 2, "min_count": 2}}
+    ended = with_fields(finish_reason="repetition", stop_reason="repetition_detected")
+    inference.tamper = lambda answer: msgspec.structs.replace(answer, choices=[*map(ended, answer.choices)])
+    (row,) = await drive()
+    assert row["rollout/truncated_share"] == 0
+    assert trainer.batches[1].samples

@@ -1,5 +1,7 @@
 """Every array of a sample is aligned with its tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from keptset_orchestrator import ReverseText
 from keptset_orchestrator.arrival import Completion
 from keptset_orchestrator.batches import build_sample, build_samples
 from keptset_orchestrator.rollouts import Group
-from keptset_orchestrator.selection import rollout_metrics, select
+from keptset_orchestrator.selection import Selection, rollout_metrics, select
 from keptset_orchestrator.sources import Prompt, Source
 
 VOCAB = 50
@@ -23,7 +25,7 @@ def samples_of(drawn: list[Group], vocab_size: int) -> list[TrainingSample]:
 
 def metrics_of(drawn: list[Group]) -> dict[str, float]:
     built = build_samples(drawn, vocab_size=9)
-    return rollout_metrics(built, select(built))
+    return rollout_metrics(built, select(built), len({one.prompt.source.name for one in built}))
 
 
 ONE_TOKEN = Completion(np.array([1], np.int32), np.array([-1], np.float32), None, "stop", None, [(0, 0, 1)])
@@ -35,7 +37,6 @@ def source(truncates: bool, name: str = "letters") -> Source:
         environment=ReverseText(1, 2),
         sampling={"temperature": 0.5},
         truncates=truncates,
-        prompts=1,
         prompt_seed=0,
         sampling_seed=0,
     )
@@ -125,6 +126,22 @@ def test_advantages_of_a_group_sum_to_zero(group: Group):
         assert sum(float(s.arrays().advantages[-1]) for s in samples) == pytest.approx(0, abs=1e-5)
 
 
+def test_context_between_turns_has_no_advantage():
+    turns = Completion(
+        np.array([1, 2, 3], np.int32),
+        np.array([-1, 0, -1], np.float32),
+        None,
+        "stop",
+        None,
+        [(0, 0, 1), (0, 2, 3)],
+        np.array([True, False, True]),
+    )
+    prompt = Prompt(source(False), "letters/1/0", "a", [4, 5], 0)
+    arrays = build_sample(prompt, 0, turns, 0.5).arrays()
+    assert arrays.advantages.tolist() == [0, 0, 0.5, 0, 0.5]
+    assert arrays.loss_mask.tolist() == [0, 0, 1, 0, 1]
+
+
 def test_sample_ids_are_unique_and_name_the_rollout():
     prompt = Prompt(source(False), "letters/7/2", "a", [5], 0)
     samples = samples_of([Group(prompt, [ONE_TOKEN] * 3, [0, 1, 0])], 9)
@@ -165,6 +182,35 @@ def test_metrics_of_several_sources_are_told_apart():
     ]
     metrics = metrics_of(drawn)
     assert (metrics["source/x/reward/mean"], metrics["source/y/reward/mean"]) == (0.5, 0.25)
+
+
+def test_share_at_the_bound_goes_by_each_sources_top_k():
+    """Of tokens that are trained on: not of context, nor of what filters leave out."""
+
+    def group(name: str, top_k: int | None, *rows: list[int]) -> Group:
+        tokens = np.array([row[0] if row else 1 for row in rows], np.int32)
+        sampled = np.array([bool(row) for row in rows])
+        kept = KeptTokens.from_rows(list(rows))
+        one = Completion(
+            tokens,
+            np.zeros(len(rows), np.float32),
+            kept,
+            "stop",
+            None,
+            [],
+            sampled,
+        )
+        own = source(True, name)
+        own = replace(own, sampling=own.sampling | ({} if top_k is None else {"top_k": top_k}))
+        return Group(Prompt(own, f"{name}/1/0", "a", [5], 0), [one] * 2, [0.0, 1.0])
+
+    narrow = group("narrow", 2, [1, 2], [], [3], [1, 4])  # 2 of 3, with context between
+    wide = group("wide", 4, [1, 2, 3], [1, 2, 3, 4])  # 1 of 2
+    assert metrics_of([narrow, wide])["kept/bound_share"] == pytest.approx(3 / 5)
+    assert metrics_of([group("unbounded", None, [1, 2])])["kept/bound_share"] == 0
+    built = build_samples([narrow, wide], vocab_size=9)
+    chosen = Selection([one.sample for one in built[:2]], [[]] * 4, [False, False, True, True])
+    assert rollout_metrics(built, chosen, 2)["kept/bound_share"] == pytest.approx(2 / 3)
 
 
 def test_empty_completion_is_a_sample_without_loss():

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from keptset import ports
 from keptset_orchestrator.__main__ import main
 from keptset_orchestrator.app import make_app
 from keptset_orchestrator.progress import Progress
@@ -24,20 +24,19 @@ from .fake_trainer import FakeTrainer
 @pytest.fixture
 def command(drive: Drive, tmp_path: Path) -> list[str]:
     """Starts the orchestrator of `drive`."""
-    drive.settings.port = free_port()
+    drive.settings.port = ports.pick("127.0.0.1", set())
     config = tmp_path / "orchestrator.toml"
     config.write_text(to_toml(drive.settings, "orchestrator"))
     return [sys.executable, "-m", "keptset_orchestrator", "--config", str(config)]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
+PATIENCE = 200
+"""Seconds for a process to start, run and end on a busy machine."""
 
 
 async def finished(process: asyncio.subprocess.Process) -> tuple[int, list[str]]:
     """Exit code and lines of the log."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         _, errors = await process.communicate()
     return process.returncode, errors.decode().splitlines()
 
@@ -87,12 +86,15 @@ async def test_signals_end_the_run_and_the_next_one_goes_on(
     for step, number in ((1, signal.SIGTERM), (2, signal.SIGINT)):
         trainer.hold_from = step
         process = await start(command)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while step not in trainer.batches:
                 await asyncio.sleep(0.01)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{drive.settings.port}") as client:
+            url = f"http://127.0.0.1:{drive.settings.port}"
+            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
                 assert (await client.get("/health")).status_code == 200
-                status = (await client.get("/keptset/v1/status")).json()
+                status = {"state": "rollout"}
+                while status["state"] == "rollout":  # the trainer has the batch; that has yet to arrive
+                    status = (await client.get("/keptset/v1/status")).json()
         assert (status["step"], status["steps"], status["state"]) == (step, 3, "train")
         process.send_signal(number)
         code, lines = await finished(process)
@@ -125,4 +127,4 @@ def test_orchestrator_needs_no_torch_vllm_or_transformers():
         "found = {m.partition('.')[0] for m in sys.modules} & {'torch', 'vllm', 'transformers'}\n"
         "sys.exit(f'imported: {found}' if found else 0)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

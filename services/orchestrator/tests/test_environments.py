@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keptset_orchestrator import Arithmetic, Calculator, MultiTurn, ReverseText, WordProblems
+from keptset_orchestrator import Arithmetic, Calculator, MultiTurn, ReverseText, Sums, WordProblems
 from keptset_orchestrator.environments import make_environment
 from keptset_orchestrator.environments.arithmetic import carries
 from keptset_orchestrator.environments.calculator import Expression
@@ -16,12 +16,19 @@ from keptset_settings import (
     ArithmeticSettings,
     CalculatorSettings,
     ReverseTextSettings,
+    SumsSettings,
     WordProblemsSettings,
 )
 
 EVERY = [
     make_environment(one())
-    for one in (ReverseTextSettings, ArithmeticSettings, WordProblemsSettings, CalculatorSettings)
+    for one in (
+        ReverseTextSettings,
+        ArithmeticSettings,
+        SumsSettings,
+        WordProblemsSettings,
+        CalculatorSettings,
+    )
 ]
 each = pytest.mark.parametrize("environment", EVERY, ids=lambda one: type(one).__name__)
 
@@ -69,6 +76,34 @@ def test_sum_is_right_only_as_such(said: str, reward: float):
 
 
 @pytest.mark.parametrize(
+    ("said", "reward"),
+    [
+        ("5+7=12\n8+8=16", 1),
+        ("8+8=16\n\n 5 + 7 = 12 ", 1),
+        ("5+7=12", 1 / 2),
+        ("5+7=12\n8+8=17", 1 / 2),
+        ("5+7=12\n8+8=15\n8+8=16", 2 / 3),
+        ("5+7=12\n5+7=12", 1 / 2),
+        ("12\n16", 0),
+        ("5+7=12 8+8=16", 0),
+        ("7+5=12\n8+8=16", 1 / 2),
+        ("So 5+7=12\n8+8=16.", 0),
+    ],
+)
+def test_each_sum_counts_once_and_guesses_cost(said: str, reward: float):
+    assert Sums(2, 1, 1).reward(((5, 7), (8, 8)), said) == reward
+
+
+def test_a_sum_that_is_asked_twice_wants_two_lines():
+    assert Sums(2, 1, 1).reward(((5, 7), (5, 7)), "5+7=12") == 1 / 2
+
+
+def test_lists_of_sums_share_no_pair_of_the_stream():
+    lists = list(islice(Sums(3, 1, 2).examples(0, 2), 4))
+    assert [pair for one in lists for pair in one] == list(islice(Arithmetic(1, 2).examples(0, 6), 12))
+
+
+@pytest.mark.parametrize(
     ("text", "number"),
     [
         ("It is 12.", 12),
@@ -81,10 +116,24 @@ def test_sum_is_right_only_as_such(said: str, reward: float):
         ("", None),
         ("v2", None),
         ("10 - 4 = 6", 6),
+        ("It is \u22123", -3),
+        ("9" * 1000, int("9" * 1000)),
+        ("12 and " + "9" * 5000, None),
+        ("1" + ",000" * 2000, None),
     ],
 )
 def test_last_number_of_a_text(text: str, number: Fraction | None):
     assert last_number(text) == number
+
+
+@each
+@pytest.mark.parametrize("unit", ["9", "a", "<calc>", "1,000", "\ufffd", "\0", "-"])
+def test_rewards_are_numbers_whatever_is_said(environment, unit: str):
+    """A policy may say anything, at any length: what raises stops the run."""
+    example = next(environment.examples(0, 0))
+    assert 0 <= environment.reward(example, unit * 5000) < 1
+    if isinstance(environment, MultiTurn):
+        environment.reply(example, [unit * 5000])
 
 
 def test_word_problems_have_one_right_number():
@@ -106,7 +155,7 @@ EXAMPLE = Expression("2+3*4", 14)
 
 
 def test_only_the_calculator_has_several_turns():
-    assert [isinstance(environment, MultiTurn) for environment in EVERY] == [False, False, False, True]
+    assert [isinstance(environment, MultiTurn) for environment in EVERY] == [False] * 4 + [True]
     assert not isinstance(ReverseText(1, 2), MultiTurn)
 
 

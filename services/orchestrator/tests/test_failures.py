@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,15 +10,6 @@ from keptset_orchestrator import PeerMismatchError, PeerRefusedError, PeerUnavai
 from .driving import Drive
 from .fake_inference import FakeInference
 from .fake_trainer import FakeTrainer
-
-
-@pytest.fixture
-def second(drive: Drive) -> Iterator[FakeInference]:
-    """Another inference server of the run."""
-    server = FakeInference()
-    drive.settings.inference_urls.append(server.url)
-    yield server
-    server.kill()
 
 
 @pytest.mark.parametrize("fault", [429, 500, 503, "reset"])
@@ -54,6 +44,7 @@ async def test_client_error_is_never_repeated(drive: Drive, inference: FakeInfer
 async def test_group_that_fails_every_time_stops_the_run(
     drive: Drive, inference: FakeInference, trainer: FakeTrainer
 ):
+    # prime-rl#2960: slow rollouts discarded as stale: the hard problems starve
     inference.faults = [500] * 100
     drive.settings.request_attempts = 2
     with pytest.raises(RolloutFailedError, match=r"group reverse-text/1/\d: 2 attempts failed .*500 told to"):
@@ -103,13 +94,14 @@ async def test_requests_go_to_the_least_loaded_server(
 async def test_server_killed_in_mid_rollout_is_waited_for_and_gets_its_weights(
     drive: Drive, inference: FakeInference, trainer: FakeTrainer
 ):
-    inference.delay = 0.2
+    inference.holds = lambda body: "reverse-text-2-" in body["request_id"]
 
     async def restart():
-        while not any("reverse-text-2-" in body["request_id"] for body in inference.requests):
+        while not any(map(inference.holds, inference.requests)):
             await asyncio.sleep(0.01)
         await asyncio.to_thread(inference.kill)
-        inference.weight_version = None  # it comes back as it was started
+        inference.holds = lambda body: False
+        inference.restarted()  # it comes back as it was started
         await asyncio.to_thread(inference.start_again)
 
     rows, _ = await asyncio.gather(drive(), restart())
@@ -134,35 +126,33 @@ async def test_server_that_comes_back_without_capture_stops_the_run(drive: Drive
 
 
 async def test_server_that_stays_away_is_named(drive: Drive, inference: FakeInference):
-    inference.delay = 0.2
-    drive.settings.startup_timeout = 0.5
-    drive.settings.weights_timeout = 0.5
+    inference.holds = lambda body: True
+    drive.settings.startup_timeout = drive.settings.weights_timeout = 2.0
 
     async def stop():
         while not inference.requests:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(inference.kill)
 
-    with pytest.raises(PeerUnavailableError, match=rf"{inference.url} did not become healthy within 0.5 s"):
+    with pytest.raises(PeerUnavailableError, match=rf"{inference.url} did not become healthy within 2 s"):
         await asyncio.gather(drive(), stop())
 
 
 async def test_run_goes_on_with_the_servers_that_are_left(
     drive: Drive, inference: FakeInference, second: FakeInference
 ):
-    drive.settings.steps = 1
     drive.settings.train.prompts_per_step = 6
-    inference.delay = second.delay = 0.1
+    second.holds = lambda body: True  # what it was asked, the other one samples
 
     async def stop():
         while not second.requests:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(second.kill)
 
-    drive.settings.startup_timeout = drive.settings.weights_timeout = 0.5
-    with pytest.raises(PeerUnavailableError, match=f"{second.url} did not load weights version 1"):
-        await asyncio.gather(drive(), stop())
-    assert len(inference.requests) == 6, "all groups were sampled; only the update misses the lost server"
+    drive.settings.startup_timeout = drive.settings.weights_timeout = 2.0
+    await asyncio.gather(drive(), stop())
+    assert len(inference.requests) == 18, "all groups were sampled"
+    assert inference.posted == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("code", [404, 409, 422, 500])
@@ -211,6 +201,23 @@ async def test_batch_is_put_again_after_a_server_error(drive: Drive, trainer: Fa
     assert trainer.puts == [1, 1, 1, 1, 2, 3]
 
 
+async def test_batch_that_finds_no_room_is_sent_again_as_long_as_a_step_may_take(
+    drive: Drive, trainer: FakeTrainer
+):
+    trainer.full = 3
+    drive.settings.startup_timeout = 0.5  # 0.1 + 0.2 + 0.4 s of pauses are more
+    assert len(await drive()) == 3
+    assert trainer.puts == [1, 1, 1, 1, 2, 3]
+
+
+async def test_trainer_that_has_no_room_for_a_whole_steps_time_is_named(drive: Drive, trainer: FakeTrainer):
+    trainer.full = math.inf
+    drive.settings.step_timeout = 0.3
+    waited = r"batch of step 1: 429 step 1: 64 batches wait to be trained \(asked again for 0.3 s\)"
+    with pytest.raises(PeerUnavailableError, match=waited):
+        await drive()
+
+
 async def test_result_is_asked_for_again_after_a_server_error(drive: Drive, trainer: FakeTrainer):
     trainer.get_faults = [503, 500]
     assert len(await drive()) == 3
@@ -218,9 +225,9 @@ async def test_result_is_asked_for_again_after_a_server_error(drive: Drive, trai
 
 async def test_step_that_takes_too_long_names_the_trainer(drive: Drive, trainer: FakeTrainer):
     trainer.hold_from = 1
-    drive.settings.step_timeout = 0.4
+    drive.settings.step_timeout = 2
     with pytest.raises(
-        PeerUnavailableError, match=rf"trainer {trainer.url} did not finish step 1 within 0.4 s"
+        PeerUnavailableError, match=rf"trainer {trainer.url} did not finish step 1 within 2 s"
     ):
         await drive()
 
@@ -244,7 +251,8 @@ async def test_trainer_killed_in_mid_step_is_waited_for(drive: Drive, trainer: F
 
     rows, _ = await asyncio.gather(drive(), restart())
     assert [row["step"] for row in rows] == [1, 2, 3]
-    assert trainer.puts == [1, 2, 3]
+    assert sorted(trainer.batches) == [1, 2, 3]
+    assert trainer.puts in ([1, 2, 3], [1, 1, 2, 3]), "the answer to the first may have been lost"
 
 
 async def test_result_with_other_weights_than_its_steps_stops_the_run(drive: Drive, trainer: FakeTrainer):

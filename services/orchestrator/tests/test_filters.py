@@ -1,6 +1,7 @@
 """Which rollouts are flagged, and what becomes of them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,13 @@ from keptset_orchestrator.filters import make_filters
 from keptset_orchestrator.rollouts import Group
 from keptset_orchestrator.selection import rollout_metrics, select
 from keptset_orchestrator.sources import Prompt, Source
-from keptset_settings import GibberishFilter, RepetitionFilter, SftAlgorithm, ZeroAdvantageFilter
+from keptset_settings import (
+    GibberishFilter,
+    OpdAlgorithm,
+    RepetitionFilter,
+    SftAlgorithm,
+    ZeroAdvantageFilter,
+)
 
 VOCAB = 100
 
@@ -36,7 +43,7 @@ GOOD = completion([5, 6, 7], [-0.5, -0.5, -0.5])
 def source(*filters, algorithm: Algorithm | None = None) -> Source:
     more = {} if algorithm is None else {"algorithm": algorithm}
     made = make_filters(filters, VOCAB)
-    return Source("s", ReverseText(1, 2), {"temperature": 1.0}, False, 1, 0, 0, 2, filters=made, **more)
+    return Source("s", ReverseText(1, 2), {"temperature": 1.0}, False, 0, 0, 2, filters=made, **more)
 
 
 def flags_of(one: Completion, *filters) -> list[str]:
@@ -92,16 +99,29 @@ def test_zero_advantages_are_left_out():
     chosen = select([*lively, *equal])
     assert chosen.samples == [one.sample for one in lively]
     assert chosen.dropped == [False, False, True, True]
-    metrics = rollout_metrics([*lively, *equal], chosen)
+    metrics = rollout_metrics([*lively, *equal], chosen, 1)
     assert (metrics["filter/zero_advantage/share"], metrics["rollout/dropped_share"]) == (0.5, 0.5)
     assert metrics["reward/mean"] == 0.75, "what is left out still has its reward in the row"
+
+
+def test_rollout_that_the_trainer_compares_is_kept_without_advantage():
+    """With opd under truncation all advantages are 0 here, and the reference travels with the sample."""
+    scored = replace(GOOD, reference=np.float32([-1, -2, -3]))
+    prompt = Prompt(
+        source(ZeroAdvantageFilter(), algorithm=make_algorithm(OpdAlgorithm())), "s/1/0", "a", [3], 0
+    )
+    built = build_samples([Group(prompt, [scored] * 2, [1.0, 1.0])], vocab_size=VOCAB, full_scores=True)
+    assert not any(one.sample.arrays().advantages.any() for one in built)
+    chosen = select(built)
+    assert chosen.flags == [[], []]
+    assert rollout_metrics(built, chosen, 1)["rollout/trainable_share"] == 1.0
 
 
 def test_filter_that_is_not_enforced_only_counts():
     built = built_of([ZeroAdvantageFilter(enforce=False)], [1.0, 1.0])
     chosen = select(built)
     assert chosen.samples == [one.sample for one in built]
-    assert rollout_metrics(built, chosen)["filter/zero_advantage/share"] == 1.0
+    assert rollout_metrics(built, chosen, 1)["filter/zero_advantage/share"] == 1.0
 
 
 def test_step_of_which_nothing_is_left_changes_nothing(caplog: pytest.LogCaptureFixture):
@@ -123,4 +143,4 @@ def test_frozen_rollouts_below_the_least_reward_are_left_out():
     assert chosen.dropped == [True, False, False]
     assert chosen.flags == [["min_reward"], [], []]
     assert {sample.objective for sample in chosen.samples} == {"cross_entropy"}
-    assert rollout_metrics(built, chosen)["filter/min_reward/share"] == pytest.approx(1 / 3)
+    assert rollout_metrics(built, chosen, 1)["filter/min_reward/share"] == pytest.approx(1 / 3)

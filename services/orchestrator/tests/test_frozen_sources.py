@@ -28,9 +28,8 @@ from .small_tokenizer import END
 
 
 def frozen(endpoint: FakeEndpoint, **changes) -> SourceSettings:
-    generator = FrozenGenerator(
-        url=endpoint.url, model="teacher", api_key_env=changes.pop("api_key_env", None)
-    )
+    own = {name: changes.pop(name) for name in ("api_key_env", "send_seed") if name in changes}
+    generator = FrozenGenerator(url=endpoint.url, model="teacher", **own)
     return SourceSettings(**{"name": "books", "generator": generator} | changes)
 
 
@@ -86,6 +85,30 @@ async def test_frozen_generator_gets_its_own_sampling_and_nothing_else(mixed: Dr
     assert len({body["seed"] for body in endpoint.chats}) == 4, "rollouts of a prompt must not be copies"
 
 
+async def test_endpoint_that_refuses_a_seed_is_used_without_one(mixed: Drive, endpoint: FakeEndpoint):
+    endpoint.takes_seed = False
+    with pytest.raises(
+        PeerRefusedError, match=r"400 Unrec.* seed; set send_seed = false in the source's gen"
+    ):
+        await mixed()
+    mixed.settings.train.source[1] = frozen(endpoint, send_seed=False, group_size=2)
+    await mixed()
+    seedless = [body.keys() for body in endpoint.chats if "seed" not in body]
+    assert seedless == [{"model", "messages"}] * 4
+    recorded = [json.loads(line) for line in lines_of(mixed)]
+    assert [line["sampling"] for line in recorded if line["source"] == "books"] == [{"truncates": False}] * 4
+
+
+@pytest.mark.parametrize("source", [{"name": "seed"}, {"send_seed": False}])
+async def test_refusal_that_is_not_of_the_seed_gets_no_such_advice(
+    source: dict, mixed: Drive, endpoint: FakeEndpoint
+):
+    mixed.settings.train.source[1] = frozen(endpoint, **source)
+    endpoint.faults = [400] * 100
+    with pytest.raises(PeerRefusedError, match=r"told to answer 400$"):
+        await mixed()
+
+
 async def test_what_looks_like_a_special_token_is_text(
     mixed: Drive, trainer: FakeTrainer, endpoint: FakeEndpoint, tokenizer_dir
 ):
@@ -103,6 +126,32 @@ async def test_text_that_was_cut_off_gets_no_end(mixed: Drive, trainer: FakeTrai
     (row,) = await mixed()
     assert END not in trainer.batches[1].samples[-1].arrays().token_ids[-4:]
     assert row["rollout/truncated_share"] >= 4 / 12
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "ended"),
+    [
+        ({}, {}, True),
+        ({"stop": []}, {}, True),
+        ({"stop": "\n"}, {}, False),
+        ({"stop_token_ids": [9]}, {}, False),
+        ({"stop": "\n"}, {"stop_reason": None}, True),
+        ({"stop": "\n"}, {"stop_reason": "\n"}, False),
+        ({}, {"stop_reason": "\n"}, False),  # by a default of the endpoint's
+        ({"stop_token_ids": [9]}, {"stop_reason": 9}, False),
+        ({"stop_token_ids": [9]}, {"stop_reason": 7}, True),  # another end token of its model
+    ],
+)
+async def test_end_is_taught_only_where_the_teacher_said_it(
+    asked: dict, answered: dict, ended: bool, mixed: Drive, trainer: FakeTrainer, endpoint: FakeEndpoint
+):
+    mixed.settings.train.source = [frozen(endpoint, sampling=SamplingSettings(extra_body=asked))]
+    endpoint.stop_reason = answered
+    (row,) = await mixed()
+    for sample in trainer.batches[1].samples:
+        arrays = sample.arrays()
+        assert (arrays.token_ids[arrays.loss_mask][-1] == END) == ended
+    assert row["rollout/truncated_share"] == 0
 
 
 async def test_rollout_longer_than_a_row_is_cut_and_counted(
@@ -160,6 +209,22 @@ async def test_turns_of_a_frozen_generator_are_one_sequence(
     )
     trained = tokenizer.decode(arrays.token_ids[arrays.loss_mask].tolist())
     assert trained == "<calc>2*3</calc><|end|><calc>6+1</calc><|end|>7<|end|>"
+
+
+async def test_turns_that_end_by_a_stop_string_have_their_ends_as_context(
+    drive: Drive, trainer: FakeTrainer, endpoint: FakeEndpoint, tokenizer_dir
+):
+    drive.settings.steps = 1
+    environment = CalculatorSettings(terms=2, max_number=9, max_turns=3)
+    stops = SamplingSettings(extra_body={"stop": ["!"]})
+    drive.settings.train.source = [frozen(endpoint, environment=environment, group_size=1, sampling=stops)]
+    trainer.row_tokens = 512
+    endpoint.says = lambda messages, seed: "7" if len(messages) > 3 else "<calc>2*3</calc>"
+    await drive()
+    arrays, tokenizer = trainer.batches[1].samples[0].arrays(), ChatTokenizer(tokenizer_dir)
+    assert tokenizer.decode(arrays.token_ids[arrays.loss_mask].tolist()) == "<calc>2*3</calc>7"
+    text = tokenizer.decode(arrays.token_ids.tolist())
+    assert text.endswith("<calc>2*3</calc><|end|><|user|>6<|end|><|assistant|>7")
 
 
 @pytest.mark.parametrize("fault", [429, 500, 503])
@@ -241,7 +306,40 @@ async def test_effective_sampling_is_recorded_with_every_rollout(
             assert line["weight_versions"] == [0]
             assert line["generator"] == "policy"
         else:
-            assert line["sampling"]["top_p"] == 0.9
-            assert not line["sampling"]["truncates"]
-            assert line["generator"] == f"frozen generator {endpoint.url}"
-            assert line["sampling"]["seed"] in {body["seed"] for body in endpoint.chats}
+            assert line["generator"] == f"frozen generator {endpoint.url}, model teacher"
+            assert line["sampling"].pop("seed") in {body["seed"] for body in endpoint.chats}
+            assert line["sampling"] == {
+                "top_p": 0.9,
+                "temperature": 0.0,
+                "max_tokens": 7,
+                "truncates": False,
+            }
+
+
+@pytest.mark.filterwarnings("ignore:.*top_k. sets no bound:keptset_settings.SettingsWarning")
+async def test_recorded_sampling_is_what_was_sent_and_nothing_that_was_not(
+    mixed: Drive, inference: FakeInference, endpoint: FakeEndpoint
+):
+    """Defaults of the policy are there, with the rest of the context as max_tokens; a frozen generator's are
+    up to it, and so are not.
+    """
+    mixed.settings.train.sampling = SamplingSettings(extra_body={"stop": ["zz"], "min_tokens": 2})
+    mixed.settings.train.source[1].sampling = SamplingSettings(extra_body={"reasoning_effort": "low"})
+    await mixed()
+    for line in map(json.loads, lines_of(mixed)):
+        *_, prompt, index = line["sample_id"].split("/")
+        recorded = line["sampling"]
+        truncates = recorded.pop("truncates")
+        if line["source"] == "letters":
+            (asked,) = [r for r in inference.requests if r["request_id"].endswith(f"-1-{prompt}-1")]
+            sent = dict(asked["sampling_params"])
+            assert (sent.pop("n"), sent.pop("logprobs")) == (4, 0)
+            assert recorded == {**sent, "seed": sent["seed"] + int(index)}
+            assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["min_p"]) == (1.0, 1.0, 512, 0.0)
+            assert sent["max_tokens"] == inference.max_model_len - len(asked["token_ids"])
+            assert (sent["stop"], sent["min_tokens"], truncates) == (["zz"], 2, True)
+        else:
+            (sent,) = [body for body in endpoint.chats if body["seed"] == recorded["seed"]]
+            assert recorded == {k: v for k, v in sent.items() if k not in ("model", "messages")}
+            assert recorded.keys() == {"seed", "reasoning_effort"}
+            assert not truncates

@@ -1,14 +1,18 @@
 """metrics.jsonl after crashes."""
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keptset_orchestrator.durable import write_durably
+from keptset_orchestrator.errors import DiskError
 from keptset_orchestrator.metrics_file import MetricsFile
-from keptset_orchestrator.rollout_records import RolloutRecord, RolloutRecords
 
 
 def steps_in(path: Path) -> list[int]:
@@ -63,24 +67,35 @@ def test_line_that_is_no_row_is_named(tmp_path: Path):
         MetricsFile(path, 4)
 
 
-def test_records_are_found_by_step_and_hash(tmp_path: Path):
-    records = RolloutRecords(tmp_path / "rollouts")
-    first, second = RolloutRecord(1, "aa", {"x": 1.0}), RolloutRecord(1, "bb", {"x": 2.0})
-    records.write(first)
-    records.write(second)
-    assert records.find(1) == second
-    assert records.find(1, "aa") == first
-    assert records.find(1, "cc") is None
-    assert records.find(2) is None
-    records.keep_only(1, "aa")
-    assert records.find(1) == first
-    records.forget_through(1)
-    assert records.find(1) is None
+def test_full_disk_is_named_and_the_rows_are_there(tmp_path: Path):
+    """The kernel refuses in the middle of a row: no file may grow beyond 100 bytes."""
+    rows = MetricsFile(tmp_path / "metrics.jsonl", 1)
+    rows.append({"step": 1})
+    with (
+        no_file_larger_than(100),
+        pytest.raises(DiskError, match=r"metrics\.jsonl: the disk is full; free some"),
+    ):
+        rows.append({"step": 2, "text": "x" * 200})
+    again = MetricsFile(tmp_path / "metrics.jsonl", 3)
+    assert again.steps == {1}
+    again.append({"step": 2})
+    assert steps_in(tmp_path / "metrics.jsonl") == [1, 2]
 
 
-def test_record_that_cannot_be_read_is_named(tmp_path: Path):
-    records = RolloutRecords(tmp_path)
-    records.write(RolloutRecord(1, "aa", {}))
-    (tmp_path / "step-000001-aa.json").write_text("{")
-    with pytest.raises(ValueError, match=r"step-000001-aa.json: no record"):
-        records.find(1)
+def test_full_disk_leaves_the_old_content_and_nothing_beside_it(tmp_path: Path):
+    path = tmp_path / "file"
+    write_durably(path, b"old")
+    with no_file_larger_than(100), pytest.raises(DiskError, match="file: the disk is full"):
+        write_durably(path, bytes(1000))
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from keptset_orchestrator import AnswerError, ChatTokenizer, OrchestratorError, PeerMismatchError
+from keptset_orchestrator.arrival import Completion
+from keptset_orchestrator.reference import of_sampled_tokens
 from keptset_settings import (
+    CalculatorSettings,
     EndpointSettings,
     GrpoAlgorithm,
     OpdAlgorithm,
@@ -27,6 +30,13 @@ def distilling(drive: Drive, endpoint: FakeEndpoint) -> Drive:
     drive.settings.train.algorithm = OpdAlgorithm()
     drive.settings.train.reference = EndpointSettings(url=endpoint.url, model="teacher")
     return drive
+
+
+def test_scores_of_context_between_turns_are_left_out():
+    sampled = np.array([True, False, True])
+    said = Completion(np.int32([7, 8, 9]), np.zeros(3, np.float32), None, "stop", None, [], sampled)
+    scores = np.float32([0, -1, -2, -3, -4])
+    assert of_sampled_tokens(scores, [5, 6], said).tolist() == [-2, 0, -4]
 
 
 def scores_of(sample) -> np.ndarray:
@@ -181,5 +191,27 @@ async def test_solution_that_leaves_no_room_is_an_error_before_sampling(
 ):
     distilling.settings.train.algorithm = OpsdAlgorithm(hint="x" * 230 + "{solution}")
     with pytest.raises(OrchestratorError, match=r"with the solution shown .* max_model_len of 256"):
+        await distilling()
+    assert inference.requests == []
+
+
+async def test_several_turns_that_may_fill_a_row_must_fit_behind_the_solution_too(
+    distilling: Drive, inference: FakeInference, trainer: FakeTrainer
+):
+    """Else the run stops when the first rollout comes that long, perhaps after many steps."""
+    distilling.settings.train.algorithm = OpsdAlgorithm()
+    distilling.settings.train.source[0].environment = CalculatorSettings(max_turns=3)
+    inference.max_model_len = trainer.row_tokens = 512
+    with pytest.raises(OrchestratorError, match=r"solution shown .*: lower trainer.row_tokens or raise max"):
+        await distilling()
+    assert inference.requests == []
+    inference.max_model_len = 512 + 60  # the hint's characters are tokens here, and the end of a message
+    assert len(await distilling()) == 1
+
+
+async def test_max_tokens_left_out_leaves_no_room_for_the_solution(distilling: Drive, inference):
+    distilling.settings.train.algorithm = OpsdAlgorithm()
+    distilling.settings.train.sampling.max_tokens = None
+    with pytest.raises(OrchestratorError, match=r"solution shown .*: set max_tokens or raise max_model_len"):
         await distilling()
     assert inference.requests == []

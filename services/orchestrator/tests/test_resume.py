@@ -1,16 +1,21 @@
 """An orchestrator that was killed and starts again: no step lost, none done twice, each with one row."""
 
 import asyncio
+import errno
 import math
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from keptset_orchestrator import OrchestratorError
+from keptset_orchestrator.errors import DiskError
 from keptset_orchestrator.trainer import OtherBatchError
 from keptset_settings import to_toml
 
@@ -30,7 +35,7 @@ def untimed(rows: list[dict]) -> list[tuple]:
 async def undisturbed(drive: Drive, inference: FakeInference, trainer: FakeTrainer) -> list[tuple]:
     """Rows of the same run without an interruption."""
     rows = await drive()
-    (drive.settings.output_dir / "metrics.jsonl").unlink()
+    shutil.rmtree(drive.settings.output_dir)
     inference.reset()
     trainer.reset()
     return untimed(rows)
@@ -41,10 +46,41 @@ async def interrupt(drive: Drive, when) -> None:
     task = asyncio.create_task(drive())
     async with asyncio.timeout(60):
         while not when():
+            assert not task.done(), f"it ended before it could be interrupted: {task}"
             await asyncio.sleep(0.002)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def interrupt_after(drive: Drive, *milliseconds: int) -> None:
+    """Interrupt the run so often, each time somewhere else; on a quick machine it may have ended by then."""
+    for ms in milliseconds:
+        task = asyncio.create_task(drive())
+        await asyncio.wait([task], timeout=ms / 1000)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize("which", ["rollouts", "metrics.jsonl"])
+async def test_run_on_a_full_disk_names_the_file_and_goes_on_when_there_is_space(
+    which: str, drive: Drive, trainer: FakeTrainer, undisturbed: list[tuple], monkeypatch: pytest.MonkeyPatch
+):
+    """The second step's is refused as it is flushed. SQLite's way to be full is in test_state.py."""
+    sync = os.fsync
+
+    def refuse(handle: int) -> None:
+        if which in os.readlink(f"/proc/self/fd/{handle}") and 1 in trainer.batches:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(DiskError, match=rf"{which}.*: the disk is full; free some space"):
+            await drive()
+    assert untimed(await drive()) == undisturbed
+    assert trainer.puts == [1, 2, 3]
 
 
 async def test_step_that_was_handed_in_is_not_sampled_again(
@@ -73,9 +109,7 @@ async def test_step_that_was_not_handed_in_is_sampled_again(
 async def test_step_is_finished_whenever_the_run_is_interrupted(
     drive: Drive, inference: FakeInference, trainer: FakeTrainer, undisturbed: list[tuple]
 ):
-    for milliseconds in (60, 120, 180, 240, 300):
-        began = time.monotonic()
-        await interrupt(drive, lambda began=began, ms=milliseconds: time.monotonic() - began > ms / 1000)
+    await interrupt_after(drive, 60, 120, 180, 240, 300)
     assert untimed(await drive()) == undisturbed
     assert sorted(trainer.batches) == [1, 2, 3]
 
@@ -87,7 +121,7 @@ async def test_killed_process_goes_on(
     config.write_text(to_toml(drive.settings, "orchestrator"))
     trainer.hold_from = 1
     with subprocess.Popen([sys.executable, "-m", "keptset_orchestrator", "--config", str(config)]) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while 1 not in trainer.batches:
             assert time.monotonic() < deadline
             assert process.poll() is None
@@ -133,7 +167,7 @@ async def test_accepted_batch_is_remembered_over_another_interruption(
     inference.tamper = arrives_late
     drive.settings.train.sampling.seed = 99
     records = drive.settings.output_dir / "rollouts"
-    await interrupt(drive, lambda: len(trainer.puts) == 2 and len(list(records.glob("*.json"))) == 1)
+    await interrupt(drive, lambda: len(trainer.puts) == 2 and len(list(records.glob("*.jsonl"))) == 1)
     trainer.hold_from = math.inf
     assert untimed(await drive())[0] == undisturbed[0]
 
@@ -177,16 +211,25 @@ async def test_torn_row_is_written_again(drive: Drive, trainer: FakeTrainer, und
     assert untimed(await drive()) == undisturbed
 
 
+async def test_rows_that_are_gone_are_written_again_from_the_state(drive: Drive, trainer: FakeTrainer):
+    rows = await drive()
+    (drive.settings.output_dir / "metrics.jsonl").unlink()
+    drive.settings.steps = 4
+    again = await drive()
+    assert untimed(again)[:3] == untimed(rows)
+    assert [row["step"] for row in again] == [1, 2, 3, 4]
+
+
 async def test_row_that_cannot_be_completed_stays_missing_and_is_said(
     drive: Drive, trainer: FakeTrainer, caplog
 ):
     await drive()
-    (drive.settings.output_dir / "metrics.jsonl").unlink()
+    shutil.rmtree(drive.settings.output_dir)
     drive.settings.steps = 4
     rows = await drive()
     assert [row["step"] for row in rows] == [4]
-    assert "lacks rows [1, 2]" in caplog.text
-    assert "step 3: no record of its rollouts" in caplog.text
+    for step in (1, 2, 3):
+        assert f"step {step}: no record of its rollouts" in caplog.text
 
 
 async def test_trainer_that_is_still_training_is_waited_for(

@@ -19,6 +19,7 @@ ROW = {
     "reward/mean",
     "reward/max",
     "reward/min",
+    "kept/bound_share",
     "rollout/error_rate",
     "rollout/trainable_share",
     "rollout/tokens",
@@ -27,6 +28,7 @@ ROW = {
     "seconds/rollout",
     "seconds/train",
     "seconds/weights",
+    "seconds/weights_pause",
     "seconds/step",
     "weight_version",
 }
@@ -46,6 +48,7 @@ async def test_row_has_every_metric_of_both_services(drive: Drive, trainer: Fake
         assert row.keys() == ROW | METRICS.keys()
         assert row["mismatch_kl/mean"] == METRICS["mismatch_kl/mean"]
         assert row["seconds/train"] == METRICS["seconds/train"]
+        assert row["seconds/weights_pause"] == 0.25
         assert row["loss"] is None, "JSON has no NaN"
         assert row["rollout/error_rate"] == 0.0
         assert 0 <= row["reward/min"] <= row["reward/mean"] <= row["reward/max"] <= 1
@@ -137,6 +140,17 @@ async def test_sources_share_a_step_and_have_rewards_of_their_own(drive: Drive, 
         assert row["reward/mean"] == pytest.approx(mean)
 
 
+async def test_source_with_a_small_ratio_has_a_prompt_in_some_steps(drive: Drive, trainer: FakeTrainer):
+    drive.settings.train.prompts_per_step, drive.settings.steps = 2, 6
+    drive.settings.train.source = [SourceSettings(name="often"), SourceSettings(name="rare", ratio=0.2)]
+    rows = await drive()
+    having = [step for step, batch in trainer.batches.items() if "rare" in {s.source for s in batch.samples}]
+    assert having == [3, 6]
+    for row in rows:
+        assert ("source/rare/reward/mean" in row) == (row["step"] in having)
+        assert "source/often/reward/mean" in row
+
+
 async def test_unsafe_trainer_marks_every_row(drive: Drive, trainer: FakeTrainer):
     trainer.unsafe = True
     assert [row["unsafe/ignore_kept_tokens"] for row in await drive()] == [1.0] * 3
@@ -146,7 +160,7 @@ async def test_no_more_requests_are_in_flight_than_set(drive: Drive, inference: 
     drive.settings.train.prompts_per_step = 12
     drive.settings.max_concurrent_requests = 3
     drive.settings.steps = 1
-    inference.delay = 0.02
+    inference.holds = lambda body: inference.most_in_flight < 3
     await drive()
     assert inference.most_in_flight == 3
 
@@ -187,8 +201,34 @@ async def test_prompt_that_leaves_no_room_is_refused_before_it_is_sampled(
 async def test_without_max_tokens_a_row_must_hold_the_whole_context(drive: Drive, trainer: FakeTrainer):
     drive.settings.train.sampling.max_tokens = None
     trainer.row_tokens = 255
-    with pytest.raises(OrchestratorError, match="may reach 256"):
+    with pytest.raises(
+        OrchestratorError, match=r"may reach 256, .*: set the source's max_tokens or raise tr"
+    ):
         await drive()
+    drive.settings.train.sampling.max_tokens = 12
+    assert len(await drive()) == 3
+
+
+async def test_max_tokens_left_out_is_the_rest_of_the_shortest_context(
+    drive: Drive, inference: FakeInference, trainer: FakeTrainer
+):
+    """Said in every request: a server with a longer context would fill that, beyond a row."""
+    # vllm#42329: max_tokens left out: 16 tokens each
+    drive.settings.train.sampling.max_tokens = None
+    longer = FakeInference()
+    longer.max_model_len = 4 * inference.max_model_len
+    drive.settings.inference_urls.append(longer.url)
+    try:
+        await drive()
+    finally:
+        longer.kill()
+    asked = [*inference.requests, *longer.requests]
+    assert inference.requests
+    assert longer.requests
+    for body in asked:
+        assert len(body["token_ids"]) + body["sampling_params"]["max_tokens"] == inference.max_model_len
+    for batch in trainer.batches.values():
+        assert max(sample.num_tokens for sample in batch.samples) <= trainer.row_tokens
 
 
 @pytest.mark.parametrize(
@@ -212,9 +252,9 @@ async def test_reward_that_fails_names_source_and_rollout(
 async def test_reward_that_hangs_ends_the_run_and_not_the_process(drive: Drive, monkeypatch, trainer):
     release = threading.Event()
     monkeypatch.setattr(reverse_text.ReverseText, "reward", lambda *_: release.wait(60))
-    drive.settings.environment_timeout = 0.2
+    drive.settings.environment_timeout = 2
     with pytest.raises(
-        EnvironmentFaultError, match=r"reverse-text/1/\d/0: reward: waited 0\.2 s .*environment_timeout"
+        EnvironmentFaultError, match=r"reverse-text/1/\d/0: reward: waited 2 s .*environment_timeout"
     ):
         await drive()
     assert trainer.puts == []

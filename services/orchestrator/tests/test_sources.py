@@ -1,30 +1,10 @@
 """Which prompts a step has, and with which seeds."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from keptset_orchestrator import ChatTokenizer, ReverseText
-from keptset_orchestrator.sources import Source, derive_seed, share_prompts, step_prompts
-
-ratios = st.lists(st.floats(1, 10), min_size=1, max_size=5)  # so that nobody gets none of 100 prompts
-
-
-@given(ratios, st.integers(100, 1000))
-def test_shares_are_all_prompts_and_within_one_of_the_ratio(ratios: list[float], prompts: int):
-    shares = share_prompts(prompts, ratios)
-    assert sum(shares) == prompts
-    for share, ratio in zip(shares, ratios, strict=True):
-        assert abs(share - prompts * ratio / sum(ratios)) < 1
-
-
-def test_equal_remainders_go_to_the_earlier_source():
-    assert share_prompts(3, [1, 1]) == [2, 1]
-
-
-def test_source_without_a_prompt_is_named():
-    with pytest.raises(ValueError, match=r"source\[1\].ratio = 0.01: its share of 8 prompts a step is none"):
-        share_prompts(8, [1, 0.01])
+from keptset_orchestrator import ChatTokenizer, OrchestratorError, ReverseText
+from keptset_orchestrator.preflight import check_lengths
+from keptset_orchestrator.sources import Prompt, Source, derive_seed, step_prompts
 
 
 @pytest.fixture
@@ -32,20 +12,26 @@ def tokenizer(tokenizer_dir) -> ChatTokenizer:
     return ChatTokenizer(tokenizer_dir)
 
 
-def letters(name: str, prompts: int, prompt_seed: int = 0) -> Source:
-    return Source(name, ReverseText(8, 12), {"temperature": 1.0}, True, prompts, prompt_seed, 7)
+def letters(name: str, prompt_seed: int = 0) -> Source:
+    return Source(name, ReverseText(8, 12), {"temperature": 1.0}, True, prompt_seed, 7)
 
 
 def test_steps_go_through_the_stream_without_gap_or_repetition(tokenizer: ChatTokenizer):
-    asked = [p.example for step in (1, 2, 3) for p in step_prompts([letters("a", 4)], step, tokenizer)]
-    stream = letters("a", 4).environment.examples(0, 0)
+    spans = [range(4), range(4, 4), range(4, 12)]
+    asked = [
+        prompt.example
+        for step, span in enumerate(spans, 1)
+        for prompt in step_prompts([letters("a")], step, tokenizer, [span])
+    ]
+    stream = letters("a").environment.examples(0, 0)
     assert asked == [next(stream) for _ in range(12)]
 
 
 def test_step_is_the_same_whatever_was_asked_before(tokenizer: ChatTokenizer):
-    sources = [letters("a", 2), letters("b", 3, prompt_seed=1)]
-    assert step_prompts(sources, 5, tokenizer) == step_prompts(sources, 5, tokenizer)
-    assert [p.group for p in step_prompts(sources, 5, tokenizer)] == [
+    sources, spans = [letters("a"), letters("b", prompt_seed=1)], [range(8, 10), range(12, 15)]
+    prompts = step_prompts(sources, 5, tokenizer, spans)
+    assert step_prompts(sources, 5, tokenizer, spans) == prompts
+    assert [prompt.group for prompt in prompts] == [
         "a/5/0", "a/5/1", "b/5/2", "b/5/3", "b/5/4",
     ]  # fmt: skip
 
@@ -65,3 +51,25 @@ def test_seeds_of_choices_never_meet():
 
 def test_derived_seeds_never_change():
     assert derive_seed(0, 1, 0) == 3592057780131
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "context", "row", "fits"),
+    [
+        (None, 11, 11, True),
+        (None, 10, None, False),  # nothing is left for an answer
+        (None, 11, 10, False),
+        (4, 14, 14, True),
+        (4, 13, 14, False),
+        (4, 14, 13, False),
+    ],
+)
+def test_a_prompt_of_ten_tokens_and_its_longest_answer_must_fit(max_tokens, context, row, fits):
+    sampling = {"temperature": 1.0} | ({} if max_tokens is None else {"max_tokens": max_tokens})
+    source = Source("s", ReverseText(1, 2), sampling, False, 0, 0)
+    prompts = [Prompt(source, "s/1/0", "a", [3] * 10, 0)]
+    if fits:
+        check_lengths(prompts, context, row)
+    else:
+        with pytest.raises(OrchestratorError, match="prompt s/1/0 has 10 tokens"):
+            check_lengths(prompts, context, row)

@@ -6,6 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from keptset_orchestrator import PeerMismatchError, PeerRefusedError, PeerUnavailableError
+from keptset_settings import GibberishFilter, SamplingSettings
 
 from .driving import Drive
 from .fake_inference import FakeInference
@@ -51,6 +52,36 @@ async def test_other_vocabulary_than_the_trainers_is_refused(
     assert inference.requests == []
 
 
+@pytest.mark.parametrize("truncates", [True, False])
+@pytest.mark.parametrize("vocab_size", [261, 300])
+async def test_ids_without_a_text_are_warned_of_where_nothing_masks_them(
+    truncates: bool,
+    vocab_size: int,
+    drive: Drive,
+    inference: FakeInference,
+    trainer: FakeTrainer,
+    caplog: pytest.LogCaptureFixture,
+):
+    # vllm#13175, verl#7882: ids beyond the tokenizer were sampled from a padded vocabulary
+    inference.vocab_size = trainer.vocab_size = vocab_size
+    if not truncates:
+        drive.settings.train.sampling = SamplingSettings(temperature=1.0, max_tokens=12)
+    assert len(await drive()) == 3
+    said = "the model has 300 ids and the tokenizer 261: source reverse-text samples without truncation"
+    assert (said in caplog.text) is (vocab_size == 300 and not truncates)
+
+
+@pytest.mark.parametrize("first", [260, 261])
+async def test_filter_for_rare_ids_that_no_id_reaches_is_warned_of(
+    first: int, drive: Drive, caplog: pytest.LogCaptureFixture
+):
+    drive.settings.train.sampling = SamplingSettings(temperature=1.0, max_tokens=12)
+    drive.settings.train.filter = [GibberishFilter(min_token_id=first, enforce=False)]
+    assert len(await drive()) == 3
+    said = "filter of reverse-text flags nothing: it looks at ids from 261 on, and the model has 261"
+    assert (said in caplog.text) is (first == 261)
+
+
 async def test_one_unfit_server_among_others_is_named(drive: Drive, inference: FakeInference):
     other = FakeInference()
     try:
@@ -74,7 +105,7 @@ async def test_peer_that_is_not_healthy_in_time_is_named(
 
 
 async def test_peer_that_does_not_listen_is_named(drive: Drive, inference: FakeInference):
-    drive.settings.startup_timeout = 0.3
+    drive.settings.startup_timeout = 2.0  # in which the trainer answers
     inference.kill()
     with pytest.raises(PeerUnavailableError, match=rf"inference server {inference.url} .*connection failed"):
         await drive()
@@ -88,6 +119,20 @@ async def test_peer_that_becomes_healthy_later_is_waited_for(drive: Drive, infer
         await asyncio.sleep(0.2)
         await asyncio.to_thread(inference.start_again)
         inference.healthy = True
+
+    rows, _ = await asyncio.gather(drive(), later())
+    assert len(rows) == 3
+
+
+async def test_trainer_that_is_started_again_after_it_was_healthy_is_waited_for(
+    drive: Drive, trainer: FakeTrainer
+):
+    """Its status has no vocabulary while it loads."""
+    trainer.vocab_size = None
+
+    async def later():
+        await asyncio.sleep(0.5)
+        trainer.vocab_size = 261
 
     rows, _ = await asyncio.gather(drive(), later())
     assert len(rows) == 3

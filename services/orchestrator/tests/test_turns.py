@@ -68,6 +68,9 @@ def test_masks_come_with_all_turns_or_none():
         follow(masked, [2], one)
 
 
+HALF = 132
+"""The id of the first byte of a letter of two, which alone is no character."""
+
 REPLY = [{"role": "user", "content": "42"}]
 
 
@@ -98,7 +101,8 @@ def test_template_that_hides_earlier_turns_is_refused(tmp_path):
 def calculating(drive: Drive, inference: FakeInference, trainer: FakeTrainer, tokenizer_dir) -> Drive:
     """One step of 1 x 2 rollouts of three turns; the second is not what its text encodes to."""
     tokenizer = ChatTokenizer(tokenizer_dir)
-    odd = [tokenizer.encode("<calc>")[0], 2, *tokenizer.encode("<calc>6+1</calc>")]
+    odd = [HALF, *tokenizer.encode("<calc>6+1</calc>")]
+    assert tokenizer.encode(tokenizer.decode(odd)) != odd
 
     def says(token_ids: list[int], seed: int) -> list[int]:
         turn = token_ids.count(4)  # marks of the assistant's turns
@@ -107,6 +111,7 @@ def calculating(drive: Drive, inference: FakeInference, trainer: FakeTrainer, to
 
     inference.says = says
     inference.max_model_len = trainer.row_tokens = 512
+    drive.settings.train.sampling.max_tokens = 20  # the calculator's calls have 17
     drive.settings.steps = 1
     drive.settings.train.prompts_per_step = 1
     drive.settings.train.group_size = 2
@@ -136,7 +141,7 @@ async def test_prefix_of_the_next_prompt_is_the_ids_so_far(
             assert not trained[length - 1]
             assert trained[length]
     ids = trainer.batches[1].samples[0].arrays().token_ids.tolist()
-    assert 2 in ids[len(first["token_ids"]) :], "an id that its text would not encode to"
+    assert HALF in ids[len(first["token_ids"]) :], "an id that its text would not encode to"
 
 
 async def test_context_between_turns_has_count_0_and_no_loss(
@@ -161,15 +166,16 @@ async def test_reward_is_that_of_the_last_turn(calculating: Drive, trainer: Fake
     assert row["rollout/tokens"] == sum(sum(sample.loss_mask) for sample in trainer.batches[1].samples)
 
 
+@pytest.mark.parametrize(("room", "requests"), [(40, 1), (41, 1 + 2)])
 async def test_rollout_ends_before_a_turn_that_might_not_fit(
-    calculating: Drive, inference: FakeInference, trainer: FakeTrainer
+    calculating: Drive, inference: FakeInference, trainer: FakeTrainer, room: int, requests: int
 ):
     calculator = Calculator(2, 9, 3)
     asked = calculator.messages(next(calculator.examples(calculating.settings.seed, 0)))
     prompt = len(ChatTokenizer(calculating.settings.tokenizer).encode_messages(asked))
-    trainer.row_tokens = prompt + 30  # 17 of the first turn, 4 of its answer, and no room for 12 more
+    trainer.row_tokens = prompt + room  # 17 of the first turn, 4 of its answer, and room for 20 more or none
     (row,) = await calculating()
-    assert len(inference.requests) == 1
+    assert len(inference.requests) == requests
     assert row["rollout/truncated_share"] == 1.0
     assert all(s.num_tokens <= trainer.row_tokens for s in trainer.batches[1].samples)
 

@@ -1,6 +1,6 @@
 """Collects rollouts, checks their kept sets, and drives trainer and inference step by step."""
 
-from .environments import Arithmetic, Calculator, Environment, MultiTurn, ReverseText, WordProblems
+from .environments import Arithmetic, Calculator, Environment, MultiTurn, ReverseText, Sums, WordProblems
 from .errors import (
     AnswerError,
     EnvironmentFaultError,
@@ -27,6 +27,7 @@ __all__ = [
     "PeerUnavailableError",
     "ReverseText",
     "RolloutFailedError",
+    "Sums",
     "WordProblems",
     "run",
 ]

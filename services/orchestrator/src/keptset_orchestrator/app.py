@@ -9,10 +9,13 @@ from importlib.metadata import version
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from starlette.exceptions import HTTPException
 
+from keptset_guards import UNROUTED, error_body
 from keptset_guards.asgi import App
 
 from .progress import Progress
@@ -22,6 +25,13 @@ def make_app(progress: Progress) -> FastAPI:
     """The routes, reading `progress`."""
     app = FastAPI(title="Keptset orchestrator", version=version("keptset-orchestrator"))
     registry = CollectorRegistry()
+
+    @app.exception_handler(HTTPException)
+    async def unrouted(request: Request, error: HTTPException) -> JSONResponse:
+        code = UNROUTED.get(error.status_code, "invalid_request")
+        said = error_body(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
+        return JSONResponse(said, error.status_code, error.headers)
+
     registry.register(_Collector(progress))
 
     @app.get("/health")

@@ -1,5 +1,6 @@
 """What is checked where an answer arrives (rules 3 and 4 of the kept set), before anything is trained on."""
 
+import reprlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,10 @@ from kept_tokens import KeptTokens, KeptTokensError
 from kept_tokens.answers import Choice, GenerateAnswer
 from kept_tokens.versions import version_number
 
-from .errors import AnswerError
+from .errors import AnswerError, OtherWeightsError
+
+ENDS = ("stop", "length", "repetition")
+"""How a rollout may end; the last one only where sampling.extra_body asks for repetition_detection."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Completion:
         logprobs: float32 [T], processed: finite and <= 0; 0 on context, and throughout if a frozen generator
             said it.
         kept: The kept sets of the T tokens, with count 0 on context; None if the source does not truncate.
-        finish_reason: "stop" or "length", of the last turn.
+        finish_reason: One of ENDS, of the last turn.
         stop_token_id: The stop token that ended it, if one did that is not the eos token.
         weight_versions: (version, start, end) over the sampled tokens; none if a frozen generator said it.
         sampled: bool [T], False on context between turns; None: every token was sampled.
@@ -58,7 +62,9 @@ def check_answer(
     choices: int,
     vocab_size: int,
     truncates: bool,
-    weight_version: int,
+    max_tokens: int,
+    oldest_version: int,
+    newest_version: int,
 ) -> list[Completion]:
     """All choices of an answer, in order of their index.
 
@@ -69,29 +75,43 @@ def check_answer(
         choices: That were asked for.
         vocab_size: Every id is below it.
         truncates: Every token must have a kept set with the token in it; else none may have one.
-        weight_version: That every token must have been sampled with.
+        max_tokens: That a choice may have.
+        oldest_version: That the server carried when it was asked.
+        newest_version: That it may have loaded meanwhile.
 
     Raises:
-        AnswerError: naming server, request, choice and token position.
+        OtherWeightsError: a token was sampled with other weights.
+        AnswerError: anything else, naming server, request, choice and token position.
     """
     if answer.request_id != request_id:
-        raise AnswerError(f"{where}: the answer is that of request {answer.request_id!r}")
+        raise AnswerError(f"{where}: the answer is that of request {reprlib.repr(answer.request_id)}")
     indices = [choice.index for choice in answer.choices]
     if sorted(indices) != list(range(choices)):
-        raise AnswerError(f"{where}: asked for {choices} choices, got those of index {indices}")
+        raise AnswerError(f"{where}: asked for {choices} choices, got those of index {reprlib.repr(indices)}")
+    for choice in answer.choices:
+        tokens = len(choice.token_ids) // 4
+        if not 1 <= tokens <= max_tokens:
+            raise AnswerError(
+                f"{where}, choice {choice.index}: has {tokens} tokens; asked for 1 to {max_tokens}"
+            )
     return [
-        _check_choice(choice, f"{where}, choice {choice.index}", vocab_size, truncates, weight_version)
+        _check_choice(
+            choice,
+            f"{where}, choice {choice.index}",
+            vocab_size,
+            truncates,
+            (oldest_version, newest_version),
+        )
         for choice in sorted(answer.choices, key=lambda choice: choice.index)
     ]
 
 
 def _check_choice(
-    choice: Choice, where: str, vocab_size: int, truncates: bool, weight_version: int
+    choice: Choice, where: str, vocab_size: int, truncates: bool, versions: tuple[int, int]
 ) -> Completion:
-    if choice.finish_reason not in ("stop", "length"):
-        raise AnswerError(
-            f"{where}: finish_reason {choice.finish_reason!r}; a rollout ends by stop or length"
-        )
+    if choice.finish_reason not in ENDS:
+        found = reprlib.repr(choice.finish_reason)
+        raise AnswerError(f"{where}: finish_reason {found}; a rollout ends by {', '.join(ENDS)}")
     try:
         arrays = choice.arrays(vocab_size, require_masks=truncates)
     except KeptTokensError as error:
@@ -108,30 +128,34 @@ def _check_choice(
         kept=arrays.kept,
         finish_reason=choice.finish_reason,
         stop_token_id=choice.stop_reason if isinstance(choice.stop_reason, int) else None,
-        weight_versions=_check_versions(choice, len(arrays.token_ids), where, weight_version),
+        weight_versions=_check_versions(choice, len(arrays.token_ids), where, versions),
     )
 
 
 def _check_versions(
-    choice: Choice, tokens: int, where: str, weight_version: int
+    choice: Choice, tokens: int, where: str, versions: tuple[int, int]
 ) -> list[tuple[int, int, int]]:
-    """Spans cover the tokens in order, without gaps, and all of them name the version of this step."""
+    """Spans cover the tokens in order, without gaps, and name versions that rise from oldest to newest."""
+    oldest, newest = versions
     spans: list[tuple[int, int, int]] = []
     covered = 0
     for span in choice.weight_versions or []:
         if span.start != covered or span.end < span.start:
             raise AnswerError(
-                f"{where}: weight_versions: span {span.version!r} from {span.start} to {span.end} "
-                f"does not follow position {covered}"
+                f"{where}: weight_versions: span {reprlib.repr(span.version)} from {span.start} to "
+                f"{span.end} does not follow position {covered}"
             )
         try:
             version = version_number(span.version)
         except ValueError as error:
             raise AnswerError(f"{where}: weight_versions at position {span.start}: {error}") from error
-        if version != weight_version:
-            raise AnswerError(
+        if not (spans[-1][0] if spans else oldest) <= version <= newest:
+            known = (
+                f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}, in this order"
+            )
+            raise OtherWeightsError(
                 f"{where}: weight_versions at position {span.start}: sampled with {span.version!r}, "
-                f"but this step is sampled with version {weight_version}"
+                f"but this step is sampled with {known}"
             )
         if span.end > span.start:
             spans.append((version, span.start, span.end))

@@ -1,5 +1,7 @@
 """From settings to the sources of a run."""
 
+from pathlib import Path
+
 import httpx
 
 from keptset_settings import (
@@ -16,7 +18,7 @@ from .endpoints import Endpoint
 from .environments import make_environment
 from .evaluation import Evaluation
 from .filters import make_filters
-from .sources import Source, derive_seed, share_prompts
+from .sources import Source, derive_seed
 
 
 def build_sources(settings: OrchestratorSettings, vocab_size: int, client: httpx.AsyncClient) -> list[Source]:
@@ -28,19 +30,12 @@ def build_sources(settings: OrchestratorSettings, vocab_size: int, client: httpx
         client: For endpoints that are not ours.
 
     Raises:
-        ValueError: a source would get no prompt of a step, or an API key is not there.
+        ValueError: an API key is not there.
     """
-    train = settings.train
-    shares = share_prompts(train.prompts_per_step, [source.ratio for source in train.source])
-    return [
-        _source(source, share, settings.seed, vocab_size, client)
-        for source, share in zip(train.source, shares, strict=True)
-    ]
+    return [_source(source, settings.seed, vocab_size, client) for source in settings.train.source]
 
 
-def _source(
-    settings: SourceSettings, share: int, seed: int, vocab_size: int, client: httpx.AsyncClient
-) -> Source:
+def _source(settings: SourceSettings, seed: int, vocab_size: int, client: httpx.AsyncClient) -> Source:
     sampling, generator = settings.sampling, settings.generator
     assert settings.algorithm is not None
     assert settings.group_size is not None
@@ -55,12 +50,12 @@ def _source(
         environment=make_environment(settings.environment),
         sampling=request_parameters(sampling),
         truncates=frozen is None and is_truncating(sampling),
-        prompts=share,
         prompt_seed=seed,
         sampling_seed=seed if sampling.seed is None else sampling.seed,
         group_size=settings.group_size,
         algorithm=make_algorithm(settings.algorithm),
         frozen=frozen,
+        sends_seed=not isinstance(generator, FrozenGenerator) or generator.send_seed,
         reference=reference,
         filters=make_filters(settings.filter or [], vocab_size),
     )
@@ -68,23 +63,24 @@ def _source(
 
 def build_evaluations(settings: OrchestratorSettings) -> list[Evaluation]:
     """What is evaluated; the settings are resolved."""
-    return [_evaluation(source, settings.seed) for source in settings.eval.source]
+    assert settings.output_dir is not None
+    directory = settings.output_dir / "rollouts"
+    return [_evaluation(source, settings.seed, directory) for source in settings.eval.source]
 
 
-def _evaluation(settings: EvalSourceSettings, seed: int) -> Evaluation:
+def _evaluation(settings: EvalSourceSettings, seed: int, directory: Path) -> Evaluation:
     sampling = settings.sampling
     source = Source(
         name=settings.name,
         environment=make_environment(settings.environment),
         sampling=request_parameters(sampling),
         truncates=is_truncating(sampling),
-        prompts=settings.examples,
         prompt_seed=derive_seed(seed, 0, 0),  # far from that of training
         sampling_seed=seed if sampling.seed is None else sampling.seed,
         group_size=settings.group_size,
         evaluated=True,
     )
-    return Evaluation(source, settings.interval, settings.pass_reward)
+    return Evaluation(source, settings.examples, settings.interval, settings.pass_reward, directory)
 
 
 def request_parameters(sampling: SamplingSettings) -> dict[str, object]:

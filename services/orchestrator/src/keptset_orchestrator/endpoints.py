@@ -3,7 +3,9 @@ said.
 """
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -11,11 +13,27 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kept_tokens.layout import UNDECODABLE
 from kept_tokens.sample_checks import NO_EVIDENCE
 from keptset_settings import EndpointSettings
 
-from .errors import AnswerError
+from .errors import AnswerError, PeerRefusedError
 from .peers import Peer
+
+
+@dataclass(frozen=True)
+class Said:
+    """One answer of a chat.
+
+    Attributes:
+        text: Without what ended it.
+        finish_reason: "stop" or "length".
+        ended: The model itself said that this is the end; False also where nobody can tell.
+    """
+
+    text: str
+    finish_reason: str
+    ended: bool
 
 
 class Endpoint(Peer):
@@ -40,18 +58,21 @@ class Endpoint(Peer):
 
     async def chat(
         self, messages: Sequence[dict[str, str]], parameters: dict[str, Any], *, seconds: float, what: str
-    ) -> tuple[str, str]:
+    ) -> Said:
         """One answer of /chat/completions.
-
-        Returns:
-            Text and finish_reason, "stop" or "length".
 
         Raises:
             AnswerError: another finish_reason, no text, or no answer of that kind at all.
             TransientError, PeerRefusedError: as `Peer.call`.
         """
         body = {**parameters, "model": self.model, "messages": list(messages)}
-        answer = await self._post("/chat/completions", body, _ChatAnswer, seconds, what)
+        try:
+            answer = await self._post("/chat/completions", body, _ChatAnswer, seconds, what)
+        except PeerRefusedError as error:
+            if "seed" not in parameters or not re.search(r"\bseeds?\b", error.said, re.IGNORECASE):
+                raise
+            way_out = "set send_seed = false in the source's generator if it takes no seed"
+            raise PeerRefusedError(f"{error}; {way_out}", error.said) from error
         if len(answer.choices) != 1:
             raise AnswerError(f"{self.name}: {what}: {len(answer.choices)} choices where one was asked for")
         choice = answer.choices[0]
@@ -60,7 +81,8 @@ class Endpoint(Peer):
                 f"{self.name}: {what}: finish_reason {choice.finish_reason!r} with content of type "
                 f"{type(choice.message.content).__name__}; a rollout is text that ends by stop or length"
             )
-        return choice.message.content, choice.finish_reason
+        ended = choice.finish_reason == "stop" and ended_by_itself(choice.stop_reason, parameters)
+        return Said(choice.message.content, choice.finish_reason, ended)
 
     async def score(self, token_ids: Sequence[int], *, seconds: float, what: str) -> NDArray[np.float32]:
         """Logprob of each token given those before it, over the whole vocabulary at temperature 1.
@@ -81,6 +103,25 @@ class Endpoint(Peer):
 
     async def _post(self, path: str, body: dict[str, Any], kind: type[Any], seconds: float, what: str) -> Any:
         return await _post(self, path, body, kind, seconds, what)
+
+
+def ended_by_itself(stop_reason: Any, parameters: Mapping[str, Any]) -> bool:
+    """Did an answer with finish_reason "stop" end where its model ends, not at something that was asked for?
+
+    Args:
+        stop_reason: vLLM's field: null at the eos token, else the text or the id that it stopped at, which is
+            another end token of the model where the request names no such id. Other servers have no such
+            field, and finish_reason tells a stop string from an end only if the request names none.
+        parameters: Of the request.
+    """
+    if stop_reason is None:
+        return True
+    if isinstance(stop_reason, int):
+        asked = parameters.get("stop_token_ids")
+        return not (isinstance(asked, list) and stop_reason in asked)
+    if isinstance(stop_reason, str):
+        return False
+    return not any(value for name, value in parameters.items() if name.startswith("stop"))
 
 
 async def score_tokens(
@@ -124,8 +165,10 @@ async def _post(
     response = await peer.call("POST", path, seconds=seconds, what=what, json=body)
     try:
         return msgspec.json.decode(response.content, type=kind)
-    except msgspec.MsgspecError as error:
+    except msgspec.ValidationError as error:  # whole, and of another kind: no accident of the way
         raise AnswerError(f"{peer.name}: {what}: the answer cannot be read: {error}") from error
+    except UNDECODABLE as error:
+        raise peer.unreadable(what, str(error)) from error
 
 
 class _Message(msgspec.Struct):
@@ -135,6 +178,7 @@ class _Message(msgspec.Struct):
 class _ChatChoice(msgspec.Struct):
     message: _Message
     finish_reason: str | None = None
+    stop_reason: Any = msgspec.UNSET
 
 
 class _ChatAnswer(msgspec.Struct):

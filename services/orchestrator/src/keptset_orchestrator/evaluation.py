@@ -1,11 +1,15 @@
 """Evaluation: rollouts that are only looked at, and what they come to."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from .durable import write_durably
+from .rollout_lines import eval_lines
 from .rollouts import Group, RolloutCollector
 from .sources import Prompt, Source, step_prompts
 from .tokenizer import ChatTokenizer
@@ -16,14 +20,18 @@ class Evaluation:
     """One `[[orchestrator.eval.source]]`.
 
     Attributes:
-        source: Its prompts are all the examples.
+        source: Who is asked what, and how.
+        examples: How many, from the first on.
         interval: In steps.
         pass_reward: A rollout with at least this reward has passed.
+        directory: Of the files with the rollouts.
     """
 
     source: Source
+    examples: int
     interval: int
     pass_reward: float
+    directory: Path
 
     def is_due(self, step: int) -> bool:
         """Is it evaluated after this step?"""
@@ -31,7 +39,7 @@ class Evaluation:
 
     def prompts(self, step: int, tokenizer: ChatTokenizer) -> list[Prompt]:
         """The same examples and seeds each time, under names that tell the step."""
-        asked = step_prompts([self.source], 1, tokenizer)
+        asked = step_prompts([self.source], 1, tokenizer, [range(self.examples)])
         return [
             Prompt(
                 prompt.source,
@@ -45,10 +53,13 @@ class Evaluation:
         ]
 
     async def evaluate(
-        self, step: int, tokenizer: ChatTokenizer, collector: RolloutCollector, weight_version: int
+        self, step: int, tokenizer: ChatTokenizer, collector: RolloutCollector
     ) -> dict[str, float]:
-        """The metrics of one evaluation, under `eval/<name>/`."""
-        groups = await collector.collect(self.prompts(step, tokenizer), weight_version)
+        """The metrics of one evaluation, under `eval/<name>/`; its rollouts go to a file of their own."""
+        groups = await collector.collect(self.prompts(step, tokenizer))
+        path = self.directory / f"eval-{self.source.name}-{step:06d}.jsonl"
+        lines = await asyncio.to_thread(eval_lines, groups, tokenizer, collector.room)
+        await asyncio.to_thread(write_durably, path, lines)
         return eval_metrics(self.source.name, groups, self.pass_reward)
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .durable import sync_directory, write_durably
+from .durable import sync_directory, write_durably, writing
 
 Row = dict[str, Any]
 
@@ -54,16 +54,18 @@ class MetricsFile:
 
         Raises:
             ValueError: the step has a row, or a later one has.
+            DiskError: the disk did not take it; what it took of it goes at the next start.
         """
         step = row["step"]
         if self._rows and step <= max(self._rows):
             raise ValueError(f"{self.path}: step {step} comes after the row of step {max(self._rows)}")
-        with open(self.path, "ab") as file:
-            file.write(_line(row))
-            file.flush()
-            os.fsync(file.fileno())
-        if not self._rows:
-            sync_directory(self.path.parent)
+        with writing(self.path):
+            with open(self.path, "ab") as file:
+                file.write(_line(row))
+                file.flush()
+                os.fsync(file.fileno())
+            if not self._rows:
+                sync_directory(self.path.parent)
         self._rows[step] = row
 
 

@@ -14,6 +14,12 @@ HEALTH_SECONDS = 5.0
 """One question for health or status; a server that needs longer is not well."""
 
 
+MOST_ANSWER_BYTES = 1 << 30
+"""Of one answer; a server that sends for ever fills no memory."""
+
+FRAMING = (b"content-encoding", b"content-length", b"transfer-encoding")
+"""Headers that say how a body came, which is whole and plain when it is here."""
+
 MOST_PAUSE_SECONDS = 60.0
 """However long a peer asks to wait."""
 
@@ -24,13 +30,15 @@ class TransientError(Exception):
     Attributes:
         lost: the peer itself may be gone (no connection, 503), so ask for its health before the next attempt.
         pause: seconds that the peer asks to wait before the next attempt (429 with Retry-After).
+        code: what one of our programs calls a 429.
     """
 
-    def __init__(self, text: str, *, lost: bool, pause: float = 0.0) -> None:
+    def __init__(self, text: str, *, lost: bool, pause: float = 0.0, code: str | None = None) -> None:
         """`text` names the peer and the request."""
         super().__init__(text)
         self.lost = lost
         self.pause = pause
+        self.code = code
 
 
 class Peer:
@@ -42,6 +50,8 @@ class Peer:
         client: Shared by all peers.
         headers: Sent with every request.
     """
+
+    health_path = "/health"
 
     def __init__(
         self, kind: str, url: str, client: httpx.AsyncClient, headers: dict[str, str] | None = None
@@ -74,14 +84,15 @@ class Peer:
             **content: `json=` or `content=`, as httpx takes them.
 
         Raises:
-            TransientError: no connection, a time-out, a 5xx or a 429.
+            TransientError: no connection, a time-out, a 5xx, a 429, or an answer that does not end.
             PeerRefusedError: another 4xx, with the peer's own words.
         """
         try:
             async with asyncio.timeout(seconds):
-                response = await self._client.request(
+                request = self._client.build_request(
                     method, self.url + path, headers={**self._headers, **(headers or {})}, **content
                 )
+                response = await self._receive(request, what)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise TransientError(
                 f"{self.name}: {what}: no answer within {seconds:g} s", lost=False
@@ -89,22 +100,49 @@ class Peer:
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
             raise TransientError(f"{self.name}: {what}: connection failed ({reason})", lost=True) from error
+        except httpx.DecodingError as error:
+            raise self.unreadable(what, str(error)) from error
         except httpx.InvalidURL as error:
             raise PeerRefusedError(f"{self.name}: not a URL ({error})") from error
         status = response.status_code
         if status < 400 or status in also:
             return response
-        text = f"{self.name}: {what}: {status} {error_text(response)}"
+        said = error_text(response)
+        text = f"{self.name}: {what}: {status} {said}"
         if status == 429:  # the one 4xx that is about the moment, not about the request
             asked = response.headers.get("retry-after", "")
             pause = min(MOST_PAUSE_SECONDS, float(asked)) if asked.isdecimal() else 1.0
-            raise TransientError(text, lost=False, pause=pause)
+            raise TransientError(text, lost=False, pause=pause, code=error_code(response))
         if status < 500:
-            raise PeerRefusedError(text)
+            raise PeerRefusedError(text, said)
         raise TransientError(text, lost=status == 503)
 
+    def unreadable(self, what: str, why: str) -> TransientError:
+        """What to raise for an answer that is not of the form that was asked for. It says nothing of what was
+        computed, so the request may be sent again, to another server if there is one.
+        """
+        return TransientError(f"{self.name}: {what}: the answer cannot be read: {why}", lost=False)
+
+    async def _receive(self, request: httpx.Request, what: str) -> httpx.Response:
+        """The whole answer, of at most MOST_ANSWER_BYTES."""
+        response = await self._client.send(request, stream=True)
+        try:
+            content = bytearray()
+            async for chunk in response.aiter_bytes():
+                content += chunk
+                if len(content) > MOST_ANSWER_BYTES:
+                    why = (
+                        f"it is larger than {MOST_ANSWER_BYTES} bytes; ask for less at a time "
+                        "(group_size, max_tokens)"
+                    )
+                    raise self.unreadable(what, why)
+        finally:
+            await response.aclose()
+        headers = [(name, value) for name, value in response.headers.raw if name.lower() not in FRAMING]
+        return httpx.Response(response.status_code, headers=headers, content=bytes(content), request=request)
+
     async def wait_healthy(self, seconds: float) -> None:
-        """Return once /health answers 200.
+        """Return once its health answers 200.
 
         Raises:
             PeerUnavailableError: it did not within `seconds`; the text has the last answer.
@@ -115,7 +153,8 @@ class Peer:
         while True:
             left = deadline - time.monotonic()
             try:
-                await self.call("GET", "/health", seconds=max(0.05, min(HEALTH_SECONDS, left)), what="health")
+                left = max(0.05, min(HEALTH_SECONDS, left))
+                await self.call("GET", self.health_path, seconds=left, what="health")
                 return
             except TransientError as error:
                 left = deadline - time.monotonic()
@@ -132,17 +171,34 @@ def bearer(secret: str | None) -> dict[str, str]:
     return {} if secret is None else {"Authorization": f"Bearer {secret}"}
 
 
+def error_code(response: httpx.Response) -> str | None:
+    """`error.code` of the JSON, if there is one: what our programs call it."""
+    body = _json(response)
+    error = body.get("error") if isinstance(body, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, str) else None
+
+
 def error_text(response: httpx.Response) -> str:
     """The peer's own words, in one line: `error.message` of the JSON, or the body's beginning."""
-    try:
-        body = response.json()
-    except ValueError:
-        body = None
+    body = _json(response)
     if isinstance(body, dict):
         error = body.get("error", body.get("detail", body))
         message = error.get("message", error) if isinstance(error, dict) else error
         text = message if isinstance(message, str) else json.dumps(message)
     else:
         text = response.text
-    text = " ".join(text.split())
-    return text if len(text) <= 1000 else text[:1000] + " ..."
+    return beginning(text)
+
+
+def beginning(text: str) -> str:
+    """The first thousand characters, in one line."""
+    line = " ".join(text[:10_000].split())
+    return line if len(line) <= 1000 else line[:1000] + " ..."
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except (ValueError, RecursionError):
+        return None

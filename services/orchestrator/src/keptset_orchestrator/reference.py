@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrival import Completion
+from .environments import MultiTurn
 from .errors import EnvironmentFaultError, OrchestratorError
 from .sources import Prompt
 from .tokenizer import ChatTokenizer
@@ -15,8 +16,10 @@ def prompt_of_reference(prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
     """The ids that the reference sees before a rollout: the policy's prompt, or with opsd one with the
     solution.
 
-    OPSD (arXiv 2601.18734, "Self-Distilled Reasoner"): the teacher is the same model, and sees the problem
-    with its solution; the rollouts that it scores are the student's, who saw the problem alone.
+    OPSD (arXiv 2601.18734, "Self-Distilled Reasoner", section 3.2): the teacher is the same model, and sees
+    the problem with its solution; the rollouts that it scores are the student's, who saw the problem alone.
+    The paper's experiments (section 4.1) keep the initial weights as the teacher; here it has the policy's of
+    now, as in the paper's definition.
 
     Raises:
         EnvironmentFaultError: the environment has no solution.
@@ -34,9 +37,17 @@ def prompt_of_reference(prompt: Prompt, tokenizer: ChatTokenizer) -> list[int]:
     return tokenizer.encode_messages([*before, shown])
 
 
-def check_reference_lengths(prompts: Sequence[Prompt], tokenizer: ChatTokenizer, max_model_len: int) -> None:
+def check_reference_lengths(
+    prompts: Sequence[Prompt], tokenizer: ChatTokenizer, max_model_len: int, room: int
+) -> None:
     """Where the policy scores itself, the solution and the longest rollout must fit, and the token that is
     asked for.
+
+    Args:
+        prompts: Of a step.
+        tokenizer: Of the policy.
+        max_model_len: Of the inference server with the shortest context.
+        room: The most tokens of prompt and rollout.
 
     Raises:
         OrchestratorError: naming the prompt and the setting to change.
@@ -45,13 +56,15 @@ def check_reference_lengths(prompts: Sequence[Prompt], tokenizer: ChatTokenizer,
         if prompt.source.algorithm.hint is None:
             continue
         length, most = len(prompt_of_reference(prompt, tokenizer)), prompt.source.sampling.get("max_tokens")
-        longest = length + (max_model_len - len(prompt.token_ids) if most is None else int(most)) + 1
+        turns = isinstance(prompt.source.environment, MultiTurn)  # max_tokens are those of one
+        longest = length + (room - len(prompt.token_ids) if turns or most is None else int(most)) + 1
         if longest > max_model_len:
+            way_out = "lower trainer.row_tokens" if turns else f"lower max_tokens (now {most})"
+            way_out = "set max_tokens" if most is None else way_out
             raise OrchestratorError(
                 f"prompt {prompt.group} has {length} tokens with the solution shown (opsd), and with its "
-                "rollout and "
-                f"the one token that scoring asks for may reach {longest}, more than the inference servers' "
-                f"max_model_len of {max_model_len}: lower max_tokens (now {most}) or raise max_model_len"
+                f"rollout and the one token that scoring asks for may reach {longest}, more than the "
+                f"inference servers' max_model_len of {max_model_len}: {way_out} or raise max_model_len"
             )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from keptset_settings import Filter
+from keptset_settings import CAPTURE_WIDTH, Filter
 
 from .algorithms import Algorithm, grpo
 from .endpoints import Endpoint
@@ -25,12 +25,12 @@ class Source:
         environment: What is asked and how an answer is rewarded.
         sampling: Every sampling parameter but n and seed, by vLLM's names; what is left out is neutral.
         truncates: The sampling limits its support: every sampled token comes with a kept set.
-        prompts: Prompts of this source in each step.
         prompt_seed: Seed of the environment's examples.
         sampling_seed: Seed that every request's own is derived from.
         group_size: Rollouts of each prompt.
         algorithm: What is made of the rollouts.
         frozen: Who answers; None: the policy.
+        sends_seed: A frozen generator's requests carry a seed; those of the policy always do.
         reference: Who scores the rollouts, if the algorithm has a reference that is not the policy.
         filters: Which rollouts are flagged.
         evaluated: The rollouts are only looked at: no masks are asked for, whatever the sampling.
@@ -40,15 +40,21 @@ class Source:
     environment: Environment[Any]
     sampling: dict[str, Any]
     truncates: bool
-    prompts: int
     prompt_seed: int
     sampling_seed: int
     group_size: int = 16
     algorithm: Algorithm = field(default_factory=lambda: Algorithm(partial(grpo, normalize_std=True)))
     frozen: Endpoint | None = None
+    sends_seed: bool = True
     reference: Endpoint | None = None
     filters: Sequence[Filter] = ()
     evaluated: bool = False
+
+    @property
+    def bound(self) -> int:
+        """The most ids of a kept set: top_k, or what capture holds."""
+        top_k = int(self.sampling.get("top_k", -1))
+        return top_k if top_k > 0 else CAPTURE_WIDTH
 
     @property
     def temperature(self) -> float:
@@ -77,39 +83,24 @@ class Prompt:
     messages: Sequence[dict[str, str]] = ()
 
 
-def share_prompts(prompts_per_step: int, ratios: Sequence[float]) -> list[int]:
-    """How many of a step's prompts each source gets: largest remainder, ties to the earlier source.
+def step_prompts(
+    sources: Sequence[Source], step: int, tokenizer: ChatTokenizer, spans: Sequence[range]
+) -> list[Prompt]:
+    """The prompts of a step (from 1), a function of the sources' seeds, the step and the spans alone.
 
-    Every step has the same shares, so that the batch of step n depends on n alone.
-
-    Raises:
-        ValueError: a source would get none.
-    """
-    total = sum(ratios)
-    exact = [prompts_per_step * ratio / total for ratio in ratios]
-    shares = [int(share) for share in exact]
-    by_remainder = sorted(range(len(ratios)), key=lambda i: (shares[i] - exact[i], i))
-    for i in by_remainder[: prompts_per_step - sum(shares)]:
-        shares[i] += 1
-    for i, share in enumerate(shares):
-        if share == 0:
-            raise ValueError(
-                f"orchestrator.train.source[{i}].ratio = {ratios[i]}: its share of {prompts_per_step} "
-                "prompts a step is none; raise its ratio or train.prompts_per_step"
-            )
-    return shares
-
-
-def step_prompts(sources: Sequence[Source], step: int, tokenizer: ChatTokenizer) -> list[Prompt]:
-    """The prompts of a step (from 1), a function of the sources' seeds and the step alone.
+    Args:
+        sources: In the order of the step.
+        step: From 1.
+        tokenizer: Renders the conversations.
+        spans: For each source, which examples of its environment's stream.
 
     Raises:
         EnvironmentFaultError: an environment raised, or has no more examples.
         ValueError: the chat template rejects a conversation.
     """
     prompts: list[Prompt] = []
-    for source in sources:
-        for example, messages in _ask(source, (step - 1) * source.prompts):
+    for source, span in zip(sources, spans, strict=True):
+        for example, messages in _ask(source, span) if span else ():
             index = len(prompts)
             prompts.append(
                 Prompt(
@@ -124,18 +115,43 @@ def step_prompts(sources: Sequence[Source], step: int, tokenizer: ChatTokenizer)
     return prompts
 
 
-def _ask(source: Source, start: int) -> list[tuple[Any, list[dict[str, str]]]]:
-    """The examples of one step, and the conversations to complete."""
+def _ask(source: Source, span: range) -> list[tuple[Any, list[dict[str, str]]]]:
+    """The examples of one step, at least one, and the conversations to complete."""
     environment = source.environment
-    where = f"environment of source {source.name}: examples {start} to {start + source.prompts - 1}"
+    where = f"environment of source {source.name}: examples {span.start} to {span.stop - 1}"
     try:
-        examples = islice(environment.examples(source.prompt_seed, start), source.prompts)
+        examples = islice(environment.examples(source.prompt_seed, span.start), len(span))
         asked = [(example, environment.messages(example)) for example in examples]
     except Exception as error:
         raise EnvironmentFaultError(f"{where}: {type(error).__name__}: {error}") from error
-    if len(asked) < source.prompts:
+    if len(asked) < len(span):
         raise EnvironmentFaultError(f"{where}: the stream ended after {len(asked)}; it must be endless")
     return asked
+
+
+def most_tokens(source: Source, before: int, room: int) -> int:
+    """The most tokens of a completion of the policy: what the sampling says, else the rest of the room.
+
+    Args:
+        source: Of the policy.
+        before: Tokens in front of the completion.
+        room: The most tokens of one sequence.
+    """
+    said: int | None = source.sampling.get("max_tokens")
+    return room - before if said is None else said
+
+
+def frozen_parameters(prompt: Prompt, index: int, turn: int) -> dict[str, Any]:
+    """What a request to a frozen generator says beside its model and the messages.
+
+    Args:
+        prompt: Of a frozen source.
+        index: Of the rollout in its group.
+        turn: From 0.
+    """
+    source = prompt.source
+    seed = {"seed": derive_seed(prompt.seed, index, turn)} if source.sends_seed else {}
+    return {**source.sampling, **seed}
 
 
 def derive_seed(seed: int, step: int, prompt: int) -> int:

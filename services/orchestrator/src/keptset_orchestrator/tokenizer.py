@@ -52,8 +52,8 @@ class ChatTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the tokenizer knows, added ones included; a model's vocabulary may be padded beyond it."""
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+        """One more than the highest id, added ones included; a model's vocabulary may be padded beyond it."""
+        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     def render(self, messages: Messages) -> str:
         """The conversation as text, ready for the assistant's turn.

@@ -10,8 +10,15 @@ import msgspec
 
 from kept_tokens.messages import StepResult, decode
 
-from .errors import OrchestratorError, PeerMismatchError, PeerUnavailableError
-from .peers import HEALTH_SECONDS, Peer, TransientError, bearer, error_text
+from .errors import (
+    OrchestratorError,
+    OtherVersionError,
+    PeerMismatchError,
+    PeerRefusedError,
+    PeerUnavailableError,
+    TransferFailedError,
+)
+from .peers import HEALTH_SECONDS, Peer, TransientError, bearer, error_code, error_text
 
 T = TypeVar("T")
 
@@ -20,19 +27,41 @@ LONG_POLL_SECONDS = 30
 """How long the trainer may hold a question for a step's result."""
 
 
+SPOOL_FULL = "spool_full"
+"""What the trainer calls it that too many batches wait to be trained."""
+
+
 class TrainerStatus(msgspec.Struct):
     """What the orchestrator reads of GET /keptset/v1/status."""
 
     next_step: int
     weight_version: int
+    """The newest that is published."""
     vocab_size: int
     row_tokens: int | None = None
     trained_step: int | None = None
+    training: int | None = None
+    """The step that it is at, and whose weights it holds afterwards; None: at none, or it does not say."""
     unsafe_ignore_kept_tokens: bool = False
     full_vocabulary_scores: bool | None = None
     """None: a trainer of before there were objectives and references."""
     version: str = "?"
     model: str | None = None
+    sends_weights: bool = False
+    sending: int | None = None
+    """The version that it is ready to send, or sends."""
+    shares_gpu: bool = False
+    """It is on its GPU only while it steps."""
+    loop_pid: int | None = None
+    """Of the process that trains; another one knows no group of before."""
+
+
+class WeightsGroup(msgspec.Struct):
+    """A new NCCL group of the trainer's, and what it will send to it."""
+
+    unique_id: str
+    bucket_bytes: int
+    tensors: list[tuple[str, str, list[int]]]
 
 
 class OtherBatchError(OrchestratorError):
@@ -66,6 +95,8 @@ class Trainer(Peer):
 
         async def once() -> TrainerStatus:
             response = await self.call("GET", "/keptset/v1/status", seconds=HEALTH_SECONDS, what="status")
+            if _object(response).get("vocab_size", 0) is None:  # it was started again since it was healthy
+                raise TransientError(f"{self.name}: status: it is still loading its model", lost=False)
             try:
                 return msgspec.json.decode(response.content, type=TrainerStatus)
             except msgspec.MsgspecError as error:
@@ -75,11 +106,11 @@ class Trainer(Peer):
 
         return await self._patiently(once, seconds)
 
-    async def hand_in(self, step: int, batch: bytes, *, seconds: float) -> None:
+    async def hand_in(self, step: int, batch: bytes, *, seconds: float, training: float) -> None:
         """PUT the batch of a step; returns once the trainer holds it on disk.
 
         The same bytes may be put again, so attempts that fail to connect or get a 5xx are repeated until
-        `seconds` are over.
+        `seconds` are over, and those that find too many batches waiting until `training` seconds are.
 
         Raises:
             OtherBatchError: 409.
@@ -98,7 +129,7 @@ class Trainer(Peer):
                 also=(409,),
             )
 
-        response = await self._patiently(once, seconds)
+        response = await self._patiently(once, seconds, training)
         if response.status_code == 409:
             body = _object(response)
             raise OtherBatchError(
@@ -153,17 +184,69 @@ class Trainer(Peer):
                 )
             return result
 
-    async def _patiently(self, once: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """Repeat `once` while it fails transiently, with growing pauses, until `seconds` are over."""
-        deadline = time.monotonic() + seconds
+    async def weights_group(self, *, seconds: float) -> WeightsGroup:
+        """A new group, of which nobody is a member yet.
+
+        Raises:
+            PeerMismatchError: the answer is none.
+            PeerUnavailableError: no answer within `seconds`.
+            PeerRefusedError: with the trainer's own words.
+        """
+
+        async def once() -> WeightsGroup:
+            path = "/keptset/v1/weights/group"
+            response = await self.call("POST", path, seconds=seconds, what="group for weights")
+            try:
+                return msgspec.json.decode(response.content, type=WeightsGroup)
+            except msgspec.MsgspecError as error:
+                raise PeerMismatchError(f"{self.name}: group for weights: {error}") from error
+
+        return await self._patiently(once, seconds)
+
+    async def send_weights(self, version: int, unique_id: str, world_size: int, *, seconds: float) -> None:
+        """Have it send a version to a group; returns once all of it has been taken.
+
+        Raises:
+            TransferFailedError: not within `seconds`, or it does not know the group; with the trainer's own
+                words.
+            OtherVersionError: it does not hold that version.
+            PeerRefusedError: it cannot send.
+        """
+        what = f"send weights version {version}"
+        try:
+            response = await self.call(
+                "POST",
+                f"/keptset/v1/weights/{version}/send",
+                seconds=seconds + HEALTH_SECONDS,
+                what=what,
+                also=(409,),
+                json={"unique_id": unique_id, "world_size": world_size, "seconds": seconds},
+            )
+        except TransientError as error:
+            raise TransferFailedError(str(error), trainer_lost=error.lost) from error
+        if response.status_code == 409:
+            code = error_code(response)
+            refusal = f"{self.name}: {what}: 409 {error_text(response)}"
+            if code == "unknown_group":
+                raise TransferFailedError(refusal, trainer_lost=True)
+            raise OtherVersionError(refusal) if code == "other_version" else PeerRefusedError(refusal)
+
+    async def _patiently(
+        self, once: Callable[[], Awaitable[T]], seconds: float, training: float | None = None
+    ) -> T:
+        """Repeat `once` while it fails transiently, with growing pauses, until `seconds` are over; `training`
+        is the bound instead while it is a step that is waited for.
+        """
+        began = time.monotonic()
         pause = 0.1
         while True:
             try:
                 return await once()
             except TransientError as error:
-                left = deadline - time.monotonic()
+                bound = training if training is not None and error.code == SPOOL_FULL else seconds
+                left = began + bound - time.monotonic()
                 if left <= 0:
-                    raise PeerUnavailableError(f"{error} (asked again for {seconds:g} s)") from error
+                    raise PeerUnavailableError(f"{error} (asked again for {bound:g} s)") from error
                 asked = error.pause
             await asyncio.sleep(min(max(pause, asked), left))
             pause = min(2 * pause, 2.0)

@@ -11,8 +11,9 @@ def reference_advantages(
 
     With weight 1 and no reward this is on-policy distillation (GKD, arXiv 2306.13649, section 3 with
     on-policy data and the reverse KL; MiniLLM, arXiv 2306.08543, section 2.2: the policy gradient of the
-    reverse KL). Beside a reward, with a small weight, it is the KL penalty of RLHF (arXiv 2203.02155,
-    equation 2), token by token.
+    reverse KL). The advantage of OPSD's objective on sampled tokens (arXiv 2601.18734, equation 9) is the
+    same, without gradient as here. Beside a reward, with a small weight, it is the KL penalty of RLHF (arXiv
+    2203.02155, equation 2), token by token.
 
     Both logprobs must be over the whole vocabulary: under truncated sampling the rollout's are not, and are
     higher by -log(kept mass) on every token.

@@ -9,10 +9,11 @@ from .rewards import finite_rewards
 def max_rl(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     """Reward minus the group's mean, divided by that mean; 0 where no rollout earned anything.
 
-    MaxRL (Tajwar et al. 2026, arXiv 2602.02710): for rewards of 0 and 1 the average of the scores of the
-    successful rollouts is an unbiased gradient of a truncated series for log(probability of success);
-    dividing by the mean reward is that average, and subtracting 1 from each is its baseline of zero
-    expectation.
+    MaxRL (Tajwar et al. 2026, arXiv 2602.02710, algorithm 1). log p of a probability of success p is the
+    series - sum_k (1 - p)^k / k (equation 4), whose gradient is that of sum_k pass@k / k (equation 5). For
+    rewards of 0 and 1 the mean score of the successes among G rollouts is an unbiased gradient of its first G
+    terms (theorem 2). Less the mean score of all, and 0 for a group without success, as here, it is that of
+    the first G - 1. Other rewards are beyond the paper, which has successes and failures only.
 
     Args:
         rewards: [G], none negative.
@@ -33,5 +34,8 @@ def max_rl(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
         )
     if len(rewards) == 0 or np.all(rewards == rewards[0]):
         return np.zeros_like(rewards)
-    advantages: NDArray[np.float64] = rewards / rewards.mean() - 1
+    scaled = (
+        rewards / rewards.max()
+    )  # so that neither the sum of huge rewards nor the mean of tiny ones is lost
+    advantages: NDArray[np.float64] = scaled / scaled.mean() - 1
     return advantages

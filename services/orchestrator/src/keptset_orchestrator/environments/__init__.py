@@ -7,6 +7,7 @@ from keptset_settings import (
     CalculatorSettings,
     EnvironmentSettings,
     ReverseTextSettings,
+    SumsSettings,
     WordProblemsSettings,
 )
 
@@ -14,6 +15,7 @@ from .arithmetic import Arithmetic
 from .base import Environment, MultiTurn
 from .calculator import Calculator
 from .reverse_text import ReverseText
+from .sums import Sums
 from .word_problems import WordProblems
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "Environment",
     "MultiTurn",
     "ReverseText",
+    "Sums",
     "WordProblems",
     "make_environment",
 ]
@@ -34,6 +37,8 @@ def make_environment(settings: EnvironmentSettings) -> Environment[Any]:
             return ReverseText(settings.min_letters, settings.max_letters)
         case ArithmeticSettings():
             return Arithmetic(settings.min_digits, settings.max_digits, settings.grow_every)
+        case SumsSettings():
+            return Sums(settings.count, settings.min_digits, settings.max_digits)
         case WordProblemsSettings():
             return WordProblems(settings.max_number)
         case CalculatorSettings():
