@@ -27,7 +27,7 @@ compile cpu orchestrator
 unset UV_FIND_LINKS  # a CPU build must not get into the CUDA profile
 compile cuda local vllm==0.32.0
 compile cuda inference vllm==0.32.0
-compile cuda trainer torch
+compile cuda trainer torch nvidia-cudnn-frontend  # attention over ragged rows; vLLM brings it to the others
 compile cuda orchestrator
 
 if [ "$out" != "$PWD" ]; then

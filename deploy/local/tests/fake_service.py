@@ -1,7 +1,8 @@
 """Stands in for all three services: `fake_service.py NAME --config FILE`; FAKE_<NAME> says how it misbehaves.
 
-`exit`: dies at once; `sick`: never healthy; `late`: dies after the first step; `slow`: a step takes long;
-`short`: the orchestrator ends early; `wrong`: its third step has ratios that are off.
+`exit`: dies at once; `sick`: never healthy; `late`: dies after the first step; `once FILE`: likewise, if it
+finds no such file; `slow`: a step takes long; `short`: the orchestrator ends early; `wrong`: its third step
+has ratios that are off.
 """
 
 import json
@@ -47,8 +48,10 @@ def orchestrate(settings: dict, behaviour: str) -> None:
                 break
             except OSError:
                 time.sleep(0.02)
-    with (Path(settings["output_dir"]) / "metrics.jsonl").open("a") as file:
-        for step in range(1, settings["steps"] + (0 if behaviour == "short" else 1)):
+    path = Path(settings["output_dir"]) / "metrics.jsonl"
+    done = len(path.read_text().splitlines()) if path.exists() else 0
+    with path.open("a") as file:
+        for step in range(done + 1, settings["steps"] + (0 if behaviour == "short" else 1)):
             row = {
                 "step": step,
                 "reward/mean": step / 10,
@@ -59,6 +62,10 @@ def orchestrate(settings: dict, behaviour: str) -> None:
                 row["ratio/max_abs_log"] = 0.4
             row |= {"kept/coverage": 1.0, "kept/size_mean": 3.0, "rollout/error_rate": 0.0}
             print(json.dumps(row), file=file, flush=True)
+            once = Path(behaviour.removeprefix("once "))
+            if behaviour.startswith("once ") and not once.exists():
+                once.touch()
+                sys.exit("orchestrator: something broke")
             if behaviour == "late":
                 time.sleep(1)  # long enough for the row to be shown
                 sys.exit("orchestrator: something broke")

@@ -1,86 +1,48 @@
 """The command `keptset` over stand-ins for the services: what it starts, shows, leaves and ends."""
 
+import errno
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import tomllib
-from pathlib import Path
 
+import httpx
 import pytest
 
-from keptset import groups
-from keptset.__main__ import main
+from keptset import groups, health
+from keptset.training import _is_made
+from keptset_settings import WarmStartSettings
 
-HERE = Path(__file__).parent
-DEMO = HERE.parent / "reverse-text.toml"
-
-
-@pytest.fixture
-def work(tmp_path, monkeypatch):
-    """An empty folder to be in, with stand-ins in place of the services."""
-    for name in ("inference", "trainer", "orchestrator"):
-        package = tmp_path / "fakes" / f"keptset_{name}"
-        package.mkdir(parents=True)
-        (package / "__init__.py").touch()
-        (package / "__main__.py").write_text(
-            f"import runpy, sys\nsys.argv[1:1] = [{name!r}]\n"
-            f"runpy.run_path({str(HERE / 'fake_service.py')!r}, run_name='__main__')\n"
-        )
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fakes"))
-    monkeypatch.setenv("COLUMNS", "200")
-    return folder
+from .running import DEMO, left_running, start
 
 
-@pytest.fixture
-def keptset(work, capfd):
-    """Runs the command in this process, which saves its imports; returns code, output, errors."""
-
-    def call(*arguments, **variables):
-        with pytest.MonkeyPatch.context() as patch:
-            for name, text in variables.items():
-                patch.setenv(name, text)
-            try:
-                code = main([str(a) for a in arguments])
-            except SystemExit as error:
-                code = error.code
-        return code, *capfd.readouterr()
-
-    return call
+def test_help_of_a_command_lists_the_settings_and_without_a_file_it_asks_for_one(keptset):
+    short, long = keptset("--help"), keptset("run", "--help")
+    assert short[0] == long[0] == 0
+    assert long[1].startswith(short[1])
+    assert "--orchestrator.train.sampling.top-p" in long[1]
+    assert "--orchestrator.train" not in short[1]
+    for command in ("run", "check", "compare"):
+        code, out, err = keptset(command, "--dry-run")
+        assert (code, out) == (2, "")
+        assert f"write keptset {command} CONFIG.toml" in err
 
 
-def start(*arguments) -> "subprocess.Popen[str]":
-    """Runs the command in a process of its own until its first step is done, which takes a minute."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "keptset", *map(str, arguments)],
-        env=os.environ | {"FAKE_ORCHESTRATOR": "slow"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert any("step 1/30" in line for line in process.stdout)
-    return process
-
-
-def left_running(work: Path) -> list[str]:
-    """Command lines of processes that were started for runs below `work`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                if (entry / "cwd").resolve() == work:
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
-    return found
+@pytest.mark.parametrize(
+    ("answered", "told"),
+    [
+        ('{"error":{"message":"the loop is loading its model"}}', "the loop is loading its model"),
+        ('{"detail":"x"}', 'HTTP 503: {"detail":"x"}'),
+        ("[1]", "HTTP 503: [1]"),
+        ("still loading\n", "HTTP 503: still loading"),
+    ],
+)
+def test_a_service_that_is_not_healthy_is_quoted(answered, told):
+    assert health._reason(httpx.Response(503, text=answered)) == told
 
 
 def test_a_run_from_start_to_end(keptset, work):
@@ -154,10 +116,11 @@ def test_an_orchestrator_that_stops_early_fails_the_run(keptset):
 
 
 def test_waiting_is_bounded_and_says_for_whom(keptset, work):
-    arguments = ("run", DEMO, "--orchestrator.startup_timeout", 2)
+    keptset("run", DEMO, "--orchestrator.steps", 1)  # the model is there: its making is bounded likewise
+    arguments = ("run", DEMO, "--orchestrator.startup_timeout", 8)
     code, _, err = keptset(*arguments, FAKE_TRAINER="sick")
     assert code == 1
-    assert re.search(r"waited 2 s for the health of trainer at http://\S+ \(HTTP 503: still loading\)", err)
+    assert re.search(r"waited 8 s for the health of trainer at http://\S+ \(HTTP 503: still loading\)", err)
     assert left_running(work) == []
 
 
@@ -166,7 +129,7 @@ def test_a_signal_in_the_middle_leaves_nothing_running(work, number):
     with start("run", DEMO) as process:
         assert len(left_running(work)) >= 5
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=200)
     assert process.returncode == 128 + number
     assert f"stopped by {number.name}" in err
     assert left_running(work) == []
@@ -176,7 +139,7 @@ def test_a_killed_run_leaves_nothing_running(work):
     with start("run", DEMO) as process:
         process.kill()
         process.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while left_running(work):
         assert time.monotonic() < deadline, left_running(work)
         time.sleep(0.05)
@@ -258,6 +221,24 @@ def test_comparing_runs_all_three_and_draws_them(keptset, work):
     assert len({config["trainer"]["model"] for config in configs.values()}) == 1
 
 
+def test_arms_that_ran_apart_are_drawn_together(keptset, work):
+    command = ("compare", DEMO, "--orchestrator.steps", 2)
+    for arm in ("replay", "no-truncation"):
+        code, _, err = keptset(*command, "--arms", arm, "--output", f"{arm}.png")
+        assert code == 0, err
+    code, out, err = keptset(*command, "--arms", "replay,no-truncation", "--drawn", "--output", "both.png")
+    assert code == 0, err
+    assert out.index("no-truncation ") < out.index("replay ")
+    assert set(json.loads((work / "both.json").read_text())) == {"no-truncation", "replay"}
+    assert (work / "both.png").exists()
+    code, _, err = keptset(*command, "--drawn")
+    assert code == 1
+    assert "--drawn: no-replay has not run, there is no" in err
+    code, _, err = keptset(*command, "--arms", "replayed")
+    assert code == 1
+    assert "--arms: 'replayed' is no arm; there are no-truncation, replay, no-replay" in err
+
+
 ARMS = ("no-truncation", "replay", "no-replay")
 
 
@@ -267,6 +248,42 @@ def test_comparing_needs_truncation(keptset):
     )
     assert code == 1
     assert "not every source truncates" in err
+
+
+@pytest.mark.parametrize("output", ["c.xyz", "file/c.png", "/proc/c.png"])
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_runs(keptset, work, output):
+    (work / "file").touch()
+    code, out, err = keptset("compare", DEMO, "--output", output)
+    assert code == 1
+    assert f"--output {output}" in err
+    assert "Traceback" not in err
+    assert not out
+    assert not (work / "runs").exists()
+
+
+def test_runs_where_nothing_can_be_written_are_refused(keptset, work):
+    code, _, err = keptset("run", DEMO, "--runs-dir", "/proc/runs")
+    assert code == 1
+    assert "runs_dir = /proc/runs" in err
+    assert "--runs-dir" in err
+    assert "Traceback" not in err
+
+
+def test_a_disk_that_fails_midway_is_said_without_a_traceback(keptset, work, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "summary.json")
+
+    monkeypatch.setattr("keptset.run.report", full)
+    code, _, err = keptset("run", DEMO, "--orchestrator.steps", 1)
+    assert code == 1
+    assert err.endswith("keptset: summary.json: No space left on device\n")
+    assert left_running(work) == []
+
+
+@pytest.mark.parametrize("recipe", ["[1]", "{", '{"recipe": 3}', "{}", '{"recipe": {}}'])
+def test_a_recipe_that_is_none_leaves_the_word_to_the_warm_start(work, recipe):
+    (work / "recipe.json").write_text(recipe)
+    assert not _is_made(work, WarmStartSettings())
 
 
 @pytest.mark.parametrize("arguments", [(), ("train", DEMO), ("run",), ("run", "nowhere.toml")])

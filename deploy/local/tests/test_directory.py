@@ -2,7 +2,6 @@ import fcntl
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -61,6 +60,15 @@ def test_overwriting_spares_what_no_run_made(tmp_path):
     assert precious.exists()
 
 
+def test_overwriting_spares_what_a_link_leads_to(tmp_path):
+    with create(tmp_path / "elsewhere", "demo", exact=False, overwrite=False) as made:
+        pass
+    (tmp_path / "demo").symlink_to(made.path)
+    with pytest.raises(FileExistsError, match="was not made by a run"):
+        create(tmp_path, "demo", exact=True, overwrite=True)
+    assert made.configs.is_dir()
+
+
 def test_overwriting_spares_a_run_in_progress(tmp_path):
     create(tmp_path, "demo", exact=False, overwrite=False)
     with pytest.raises(FileExistsError, match="a run is using"):
@@ -80,7 +88,6 @@ def test_a_killed_run_can_be_overwritten(tmp_path):
             create(tmp_path, "demo", exact=True, overwrite=True)
         other.send_signal(signal.SIGKILL)
         other.wait()
-    time.sleep(0.05)
     create(tmp_path, "demo", exact=True, overwrite=True)
 
 

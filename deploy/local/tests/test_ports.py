@@ -3,8 +3,10 @@ import socket
 import pytest
 
 from keptset import ports
-from keptset.resolve import choose_ports
-from keptset_settings import RunSettings
+from keptset.resolve import choose_ports, uncalled
+from keptset_settings import RunSettings, resolve_run
+
+from .running import DEMO
 
 
 @pytest.fixture
@@ -67,3 +69,39 @@ def test_a_port_that_is_set_for_one_service_is_not_picked_for_another(monkeypatc
         chosen = choose_ports(run)
         assert chosen["trainer.port"] == second
         assert chosen["inference.port"] != second
+
+
+@pytest.mark.parametrize(
+    ("listens", "called", "noted"),
+    [
+        ({}, None, False),
+        ({"port": 0}, None, False),
+        ({"port": 8100}, "http://localhost:8100", False),
+        ({"port": 80}, "http://127.0.0.1", False),
+        ({"host": "0.0.0.0", "port": 8100}, "http://gpu-1:8100", False),
+        ({"host": "gpu-1", "port": 8100}, "http://gpu-1:8100/", False),
+        ({"port": 8100}, "http://127.0.0.1:8101", True),
+        ({"port": 8100}, "http://gpu-1:8100", True),
+        ({"port": 0}, "http://127.0.0.1:8101", True),
+        ({"host": "0.0.0.0", "port": 8100}, "http://gpu-1:8101", True),
+    ],
+)
+@pytest.mark.parametrize(
+    ("service", "setting"), [("inference", "inference_urls"), ("trainer", "trainer_url")]
+)
+def test_services_that_are_started_and_not_called_are_noted(service, setting, listens, called, noted):
+    own = {} if called is None else {setting: [called] if service == "inference" else called}
+    written = {"inference": {"model": "m"}, "orchestrator": own}
+    written[service] = written.get(service, {}) | listens
+    notes = [str(note) for note in uncalled(resolve_run(RunSettings.model_validate(written)))]
+    assert [note.partition(" = ")[0] for note in notes] == [f"[orchestrator] {setting}"] * noted
+    assert all("nobody calls it; leave" in note for note in notes)
+
+
+def test_the_note_is_told_before_anything_starts(keptset, listening):
+    urls = ("--orchestrator.trainer-url", "http://gpu-1:8001")
+    code, _, error = keptset("run", DEMO, *urls, "--inference.port", listening)
+    assert code == 1
+    said, then = error.splitlines()
+    assert said.startswith('warning: [orchestrator] trainer_url = "http://gpu-1:8001": names others than the')
+    assert f"inference.port = {listening}" in then

@@ -6,13 +6,16 @@ import math
 
 import matplotlib.image
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from keptset.compare import comparison_table, final_numbers
 from keptset.display import Display
 from keptset.metrics import MetricsTail
-from keptset.plots import BLUE, Curve, draw_comparison, draw_run, spread
-from keptset.summary import number, promises, summarise, table
+from keptset.plots import BLUE, Curve, _log_scale, draw_comparison, draw_run, spread
+from keptset.run import is_exact
+from keptset.summary import number, promises, reward_promise, summarise, table
+from keptset_settings import RunSettings
 
 
 def row(step, **changes):
@@ -71,6 +74,13 @@ def test_the_table_shows_what_a_reader_looks_for():
     assert "✗" not in text
 
 
+def test_coverage_is_said_in_words():
+    assert "every token trained on has its set" in shown(table(summarise(ROWS, {}, 1.0), []))
+    rows = [*ROWS[:6], ROWS[6] | {"kept/coverage": 0.995}, *ROWS[7:]]
+    text = shown(table(summarise(rows, {}, 1.0), []))
+    assert "99.5 % of the tokens trained on have their set, on the worst step" in text
+
+
 def test_a_run_without_masks_has_a_table_too():
     rows = [{k: v for k, v in r.items() if not k.startswith("kept/")} for r in ROWS]
     text = shown(table(summarise(rows, {}, 1.0), promises(rows, truncating=False, exact=True)))
@@ -96,10 +106,43 @@ def test_a_single_bad_step_breaks_a_promise_and_is_named(name, value, text):
     assert "step 7" in broken[0].worst
 
 
+def test_above_level_0_the_promise_is_of_the_tokens_on_policy():
+    """The others have the policy's change in their ratios."""
+    name = "on_policy/ratio_max_abs_log"
+    stale = [row | {"ratio/max_abs_log": 0.2, "staleness/mean": 1.0} for row in ROWS]
+
+    def found(rows):
+        kept = promises(rows, truncating=True, exact=True, max_async_level=1)
+        return [promise for promise in kept if "on-policy" in promise.text]
+
+    (held,) = found([*stale[:5], *(row | {name: 1e-5, "on_policy/share": 0.5} for row in stale[5:])])
+    assert held.held
+    (broken,) = found([*stale[:6], stale[6] | {name: 0.01}, *stale[7:]])
+    assert not broken.held
+    assert "step 7" in broken.worst
+    assert found(stale) == [], "no step had one"
+
+
 def test_promises_about_missing_metrics_are_broken():
     rows = [*ROWS[:3], {"step": 4}]
     assert not any(p.held for p in promises(rows, truncating=True, exact=True))
     assert not any(p.held for p in promises([], truncating=True, exact=True))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "dtype", "exact"),
+    [
+        ({}, "float32", True),
+        ({"dtype": "float32"}, "float32", True),
+        ({"dtype": "bfloat16"}, "float32", False),
+        ({}, "bfloat16", False),
+        ({"unsafe_ignore_kept_tokens": True}, "float32", False),
+    ],
+)
+def test_noise_of_float32_is_promised_only_where_both_compute_in_it(trainer, dtype, exact):
+    """Else a sound run would end with "do not trust this run"."""
+    run = RunSettings.model_validate({"inference": {"vllm": {"dtype": dtype}}, "trainer": trainer})
+    assert is_exact(run) is exact
 
 
 def test_numbers_are_readable():
@@ -131,6 +174,17 @@ def test_a_picture_is_drawn_of_any_rows(tmp_path, rows):
     assert matplotlib.image.imread(tmp_path / "reward.png").shape[1] > 1000
 
 
+def test_evaluations_and_entropy_are_in_the_picture(tmp_path):
+    plain = [row(step) for step in (1, 2, 3, 4)]
+    more = [{**row, "entropy/full": 1.5, "eval/words/avg@4": 0.5} for row in plain]
+    shapes = []
+    for name, rows in (("plain", plain), ("more", more)):
+        draw_run(rows, "title", tmp_path / f"{name}.png")
+        shapes.append(matplotlib.image.imread(tmp_path / f"{name}.png").shape)
+    assert shapes[0][0] == shapes[1][0], "as high"
+    assert shapes[0][1] < shapes[1][1], "and a panel wider"
+
+
 def test_exact_zeros_have_a_place_on_the_log_scale(tmp_path):
     zero = [row(step, mismatch_kl__mean=0.0) for step in (1, 2, 3)]
     noisy = [row(step, mismatch_kl__mean=4e-4) for step in (1, 2, 3)]
@@ -140,6 +194,14 @@ def test_exact_zeros_have_a_place_on_the_log_scale(tmp_path):
     picture = matplotlib.image.imread(tmp_path / "deep" / "c.png")[..., :3]
     blue = [int(BLUE[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     assert (abs(picture - blue).max(axis=-1) < 0.02).sum() > 500
+
+
+@pytest.mark.parametrize(("worst", "scale"), [(1e-9, "log"), (0.0, "symlog"), (1e-20, "symlog")])
+def test_there_is_a_0_on_the_log_scale_only_if_it_is_needed(worst, scale):
+    axes = Figure().subplots()
+    _log_scale(axes, [Curve("", [row(1, mismatch_kl__mean=worst), row(2)], BLUE)], "mismatch_kl/mean")
+    assert axes.get_yscale() == scale
+    assert ("0" in [label.get_text() for label in axes.get_yticklabels()]) == (scale == "symlog")
 
 
 def test_labels_keep_their_distance():
@@ -187,3 +249,11 @@ def test_a_terminal_gets_a_bar():
     text = console.file.getvalue()
     assert "5/30" in text
     assert "reward 0.3" in text
+
+
+@pytest.mark.parametrize(
+    ("rewards", "held"), [([0.1] + [0.8] * 5, True), ([0.9] * 5 + [0.7] * 5, False), ([], False)]
+)
+def test_expected_reward_is_that_of_the_last_five_steps(rewards, held):
+    rows = [{"step": step, "reward/mean": reward} for step, reward in enumerate(rewards, start=1)]
+    assert reward_promise(rows, 0.75).held is held

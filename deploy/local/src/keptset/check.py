@@ -2,15 +2,21 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from keptset.sampling import describe
 from keptset_settings import (
     CAPTURE_WIDTH,
     EvalSourceSettings,
     Examination,
+    Filter,
     FrozenGenerator,
+    GibberishFilter,
     Problem,
+    PromptShares,
+    RepetitionFilter,
     RunSettings,
+    SftAlgorithm,
     SourceSettings,
     examine_settings,
     inherit,
@@ -22,6 +28,7 @@ from keptset_settings import (
 )
 
 INDENT = 14
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def check(argv: list[str], write: Path | None) -> int:
@@ -35,6 +42,7 @@ def check(argv: list[str], write: Path | None) -> int:
     problems = list(found.problems)
     if write is not None and found.resolved is not None:
         problems += unwritable(found.resolved)
+        found.notes.extend(unheard(found.resolved))
     for line in report(found, problems):
         print(line)
     if problems:
@@ -54,6 +62,35 @@ def unwritable(run: RunSettings) -> list[Problem]:
         for name, port in services.items()
         if port == 0
     ]
+
+
+def unheard(run: RunSettings) -> list[Problem]:
+    """What keeps services apart that are to reach each other: a written config that does not listen where
+    the orchestrator will call, and ports that nobody can name beforehand.
+    """
+    nodes = [("inference", url, run.inference) for url in run.orchestrator.inference_urls]
+    found = []
+    for name, url, settings in [*nodes, ("trainer", run.orchestrator.trainer_url, run.trainer)]:
+        assert url is not None, "a run fills it in"
+        called = urlsplit(url)
+        if settings.host in LOOPBACK and called.hostname not in LOOPBACK:
+            why = f'hears this machine alone, and the orchestrator calls {url}; "0.0.0.0" hears all'
+            found.append(Problem((name, "host"), why, settings.host))
+        several = name == "inference" and len(nodes) > 1  # then each has the port of its URL
+        if called.port is not None and called.port != settings.port and not several:
+            found.append(Problem((name, "port"), f"is not that of {url}, which is called", settings.port))
+    assert run.orchestrator.trainer_url is not None
+    hosts = {
+        urlsplit(url).hostname for url in (*run.orchestrator.inference_urls, run.orchestrator.trainer_url)
+    }
+    if run.weights.transfer == "nccl" and len(hosts) > 1:
+        why = (
+            "opens ports that NCCL chooses anew each time, between the trainer and every inference server: "
+            'network policies and firewalls must let them reach each other on all; "files" needs a shared '
+            "weights_dir only"
+        )
+        found.append(Problem(("weights", "transfer"), why, run.weights.transfer))
+    return list(dict.fromkeys(found))
 
 
 def report(found: Examination, problems: list[Problem]) -> Iterator[str]:
@@ -90,9 +127,15 @@ def laid_out(lines: list[tuple[str, str]], indent: str = "  ") -> Iterator[str]:
 
 def share_lines(run: RunSettings, source: SourceSettings) -> list[tuple[str, str]]:
     """How much of a step it is."""
-    every = sum(one.ratio for one in run.orchestrator.train.source)
-    share = f"{100 * source.ratio / every:.3g} % of {run.orchestrator.train.prompts_per_step} prompts a step"
-    return [("share", f"{share}, {source.group_size} rollouts each")]
+    train = run.orchestrator.train
+    means = PromptShares(train.prompts_per_step, [one.ratio for one in train.source]).means
+    mean = next(mean for mean, one in zip(means, train.source, strict=True) if one is source)
+    whole, text = int(mean), f"{mean} of {train.prompts_per_step} prompts a step"
+    if mean != whole:
+        text = (
+            f"{whole} or {whole + 1} of {train.prompts_per_step} prompts a step, {float(mean):.3g} on average"
+        )
+    return [("share", f"{text}, {source.group_size} rollouts each")]
 
 
 def policy_lines(run: RunSettings, written: SourceSettings, source: SourceSettings) -> list[tuple[str, str]]:
@@ -126,6 +169,8 @@ def bound(run: RunSettings, written: SourceSettings, source: SourceSettings) -> 
     top_k = source.sampling.top_k
     own, shared = written.sampling.top_k, run.orchestrator.train.sampling.top_k
     said, where = (own, f"of {source.name}") if own is not None else (shared, "[orchestrator.train.sampling]")
+    if said is not None and said > CAPTURE_WIDTH:
+        return f"refused: top_k = {said} {where}, and capture holds {CAPTURE_WIDTH} ids a token"
     if said is not None and said > 0:
         return f"{top_k} ids a token: top_k {where}"
     return f"{top_k} ids a token: no top_k is set, and capture holds {CAPTURE_WIDTH}"
@@ -135,10 +180,18 @@ def algorithm(source: SourceSettings, cut: bool, full_vocabulary_scores: bool) -
     """Which, and what it compares."""
     assert source.algorithm is not None
     text = source.algorithm.kind
+    if isinstance(source.algorithm, SftAlgorithm):
+        return f"{text}; refused: the rollouts are the policy's own"
+    if source.group_size == 1 and hasattr(source.algorithm, "reference_kl"):
+        return f"{text}; refused: a group of one has nobody to compare with"
     if not uses_full_scores(source):
         return text
-    if text != "opsd" and source.reference is not None:
+    if text != "opsd":
+        if source.reference is None:
+            return f"{text}; refused: no reference is named"
         text += f" with the reference {source.reference.model} at {source.reference.url}"
+    if source.sampling.temperature != 1.0:
+        return f"{text}; refused: the reference is scored at temperature 1"
     if cut and not full_vocabulary_scores:
         return f"{text}; refused: the rollout's logprobs are over the kept sets"
     if cut:
@@ -148,7 +201,8 @@ def algorithm(source: SourceSettings, cut: bool, full_vocabulary_scores: bool) -
 
 def filters(run: RunSettings, written: SourceSettings, source: SourceSettings) -> str:
     """Which, and why not the default ones."""
-    named = [f"{one.kind}{'' if one.enforce else ' (only counted)'}" for one in source.filter or []]
+    cut = bool(limits(source.sampling))
+    named = [one.kind + remark(one, cut) for one in source.filter or []]
     if named:
         return ", ".join(named)
     if written.filter is None and run.orchestrator.train.filter is None:
@@ -158,17 +212,30 @@ def filters(run: RunSettings, written: SourceSettings, source: SourceSettings) -
     return "none"
 
 
+def remark(one: Filter, cut: bool) -> str:
+    """What is to be said of a filter; `cut`: its source truncates."""
+    if cut and isinstance(one, GibberishFilter | RepetitionFilter):
+        return " (refused: its threshold is for the whole vocabulary)"
+    return "" if one.enforce else " (only counted)"
+
+
 def frozen_lines(source: SourceSettings) -> list[tuple[str, str]]:
     """A source of a frozen generator: exempt from the rules of kept sets."""
     assert isinstance(source.generator, FrozenGenerator)
     assert source.algorithm is not None
     cut = ", ".join(limits(source.sampling))
+    typed = source.sampling.model_dump(exclude_none=True, exclude={"extra_body"})
+    told = ", ".join([*(f"{name} {value:g}" for name, value in typed.items()), *source.sampling.extra_body])
+    loss = ": cross-entropy, no importance ratio"
+    if not isinstance(source.algorithm, SftAlgorithm):
+        loss = "; refused: the rollouts are another model's"
     return [
         ("generator", f"frozen: {source.generator.model} at {source.generator.url}"),
         ("environment", source.environment.kind),
+        ("samples", f"{told}; the rest is up to it" if told else "as it likes"),
         ("truncates", f"{f'as it likes ({cut})' if cut else 'as it likes'}: nothing of it is replayed"),
         ("bound", "none: it is exempt"),
-        ("algorithm", f"{source.algorithm.kind}: cross-entropy, no importance ratio"),
+        ("algorithm", f"{source.algorithm.kind}{loss}"),
     ]
 
 
@@ -192,7 +259,8 @@ def service_lines(written: RunSettings, run: RunSettings) -> list[tuple[str, str
     nodes = len(run.orchestrator.inference_urls)
     where = "inference-0.toml" if nodes == 1 else f"inference-0.toml to inference-{nodes - 1}.toml"
     if cutting:
-        capture = f"on in {where} ({run.inference.capture}): {', '.join(cutting)} truncates"
+        verb = "truncates" if len(cutting) == 1 else "truncate"
+        capture = f"on in {where} ({run.inference.capture}): {', '.join(cutting)} {verb}"
     elif run.inference.enable_return_sampling_mask:
         capture = f"on in {where} ({run.inference.capture}): set by hand, no source truncates"
     else:
@@ -201,6 +269,8 @@ def service_lines(written: RunSettings, run: RunSettings) -> list[tuple[str, str
     if run.trainer.unsafe_ignore_kept_tokens:
         replay = "nothing (unsafe_ignore_kept_tokens): every metric row is marked"
     lines = [("capture", capture), ("replay", replay)]
+    if run.colocated:
+        lines.append(("gpu", f"one for both: engine and trainer take turns ({run.trainer.gpu_lock})"))
     if run.trainer.full_vocabulary_scores:
         lines.append(("scores", "over the whole vocabulary, given with each step (full_vocabulary_scores)"))
     return lines

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keptset.display import Display
-from keptset.metrics import Row
+from keptset.metrics import MetricsTail, Row
 from keptset.resolve import prepare, relative
 from keptset.sampling import describe, sampling_of
 from keptset.summary import number, values
@@ -48,13 +48,58 @@ def arms(sampling: str) -> list[Arm]:
     ]
 
 
-def compare(argv: list[str], output: Path, console: Console) -> None:
-    """Runs the three arms one after the other and draws them; raises what `run` raises."""
+def compare(argv: list[str], output: Path, console: Console, names: str = "", drawn: bool = False) -> None:
+    """Runs the arms one after the other and draws them; raises what `run` raises.
+
+    Args:
+        argv: a configuration and settings.
+        output: the picture; the numbers go beside it.
+        console: to say what happens.
+        names: of the arms, with commas; empty for all three.
+        drawn: run nothing, draw what has run: arms that ran apart, at the same time on several GPUs.
+    """
     base = load_run(argv)
-    chosen = arms(describe(sampling_of(base)[0]))
+    known = arms(describe(sampling_of(base)[0]))
     with redirect_stderr(io.StringIO()):
-        _require_comparable(base, load_run([*argv, *chosen[0].options]))
+        _require_comparable(base, load_run([*argv, *known[0].options]))
+    chosen = _chosen(known, names)
+    _require_writable(output)
     folder = base.runs_dir / "compare"
+    rows = _rows_of(chosen, folder) if drawn else _train(chosen, argv, base, folder, console)
+    from keptset.plots import Curve, draw_comparison  # matplotlib takes seconds to import
+
+    curves = [Curve(arm.label, rows[arm.name], arm.color, arm.width) for arm in chosen]
+    draw_comparison(curves, "Same loss, same seeds, other rollouts", output)
+    finals = {arm.name: final_numbers(rows[arm.name]) for arm in chosen}
+    numbers = output.with_suffix(".json")
+    numbers.write_text(json.dumps(finals, indent=2) + "\n")
+    console.print()
+    console.print(comparison_table(finals))
+    console.print(f"\n  {output}\n  {numbers}\n  {folder}/*.jsonl", highlight=False, soft_wrap=True)
+
+
+def _chosen(known: list[Arm], names: str) -> list[Arm]:
+    """The arms of these names, in the order of the table."""
+    wanted = names.split(",") if names else [arm.name for arm in known]
+    if unknown := [name for name in wanted if name not in [arm.name for arm in known]]:
+        raise ValueError(
+            f"--arms: {unknown[0]!r} is no arm; there are {', '.join(arm.name for arm in known)}"
+        )
+    return [arm for arm in known if arm.name in wanted]
+
+
+def _rows_of(chosen: list[Arm], folder: Path) -> dict[str, list[Row]]:
+    """The rows of arms that have run."""
+    for arm in chosen:
+        if not (folder / f"{arm.name}.jsonl").is_file():
+            raise ValueError(f"--drawn: {arm.name} has not run, there is no {folder / arm.name}.jsonl")
+    return {arm.name: MetricsTail(folder / f"{arm.name}.jsonl").new_rows() for arm in chosen}
+
+
+def _train(
+    chosen: list[Arm], argv: list[str], base: RunSettings, folder: Path, console: Console
+) -> dict[str, list[Row]]:
+    """Their rows, after running them one after the other; also as folder/<arm>.jsonl."""
     shared = ["--runs-dir", str(folder)]
     if base.warm_start is not None:
         shared += [
@@ -69,17 +114,7 @@ def compare(argv: list[str], output: Path, console: Console) -> None:
             console.print(f"[bold]{position}/{len(chosen)} {title}[/] in {relative(directory.path)}")
             rows[arm.name] = train(prepared.run, directory, Display(console)).rows
         shutil.copyfile(directory.metrics, folder / f"{arm.name}.jsonl")
-    from keptset.plots import Curve, draw_comparison  # matplotlib takes seconds to import
-
-    curves = [Curve(arm.label, rows[arm.name], arm.color, arm.width) for arm in chosen]
-    title = "Same loss, same seeds, three kinds of rollouts"
-    draw_comparison(curves, title, output)
-    finals = {arm.name: final_numbers(rows[arm.name]) for arm in chosen}
-    numbers = output.with_suffix(".json")
-    numbers.write_text(json.dumps(finals, indent=2) + "\n")
-    console.print()
-    console.print(comparison_table(finals))
-    console.print(f"\n  {output}\n  {numbers}\n  {folder}/*.jsonl", highlight=False, soft_wrap=True)
+    return rows
 
 
 def final_numbers(rows: Sequence[Row]) -> dict[str, float | None]:
@@ -119,6 +154,20 @@ def comparison_table(finals: dict[str, dict[str, float | None]]) -> Table:
             number(final["max_abs_log_ratio"]),
         )
     return table
+
+
+def _require_writable(output: Path) -> None:
+    """Before three trainings are run for a picture that cannot be written."""
+    if output.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--output {output}: must end in .png, .svg or .pdf")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("ab"):
+            pass
+        if not output.stat().st_size:
+            output.unlink()
+    except OSError as error:
+        raise ValueError(f"--output {output}: cannot be written: {error.strerror}") from error
 
 
 def _require_comparable(run: RunSettings, untruncated: RunSettings) -> None:

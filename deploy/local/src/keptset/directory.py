@@ -1,9 +1,9 @@
 """The directory of a run: a fresh one for every run."""
 
-import contextlib
 import fcntl
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,26 @@ class RunDirectory:
         """One row a step."""
         return self.path / "metrics.jsonl"
 
+    @property
+    def settings(self) -> Path:
+        """The resolved settings of the whole run, to go on with."""
+        return self.path / "run.toml"
+
+    @property
+    def origin(self) -> Path:
+        """Where the run was started, and with which secrets."""
+        return self.path / "origin.json"
+
+    @property
+    def restarts(self) -> Path:
+        """Services that died and were started again."""
+        return self.path / "restarts.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """What a run came to: the last file that it writes."""
+        return self.path / "summary.json"
+
 
 def create(runs_dir: Path, name: str, *, exact: bool, overwrite: bool) -> RunDirectory:
     """Makes runs_dir/name, which no earlier run may have used: its spool, weights and rows would mix in.
@@ -54,8 +74,14 @@ def create(runs_dir: Path, name: str, *, exact: bool, overwrite: bool) -> RunDir
         _delete(path)
     number = 1
     while True:
-        with contextlib.suppress(FileExistsError):
+        try:
             path.mkdir(parents=True)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise ValueError(
+                f"runs_dir = {runs_dir}: cannot make {path}: {error.strerror}; choose another --runs-dir"
+            ) from error
         if (lock := _take(path)) is not None:
             break
         if exact:
@@ -65,10 +91,58 @@ def create(runs_dir: Path, name: str, *, exact: bool, overwrite: bool) -> RunDir
             )
         number += 1
         path = runs_dir / f"{name}-{number}"
+    _sign(lock)
     run = RunDirectory(path.resolve(), lock)
     run.configs.mkdir()
     run.logs.mkdir()
     return run
+
+
+def reopen(path: Path, patience: float) -> RunDirectory:
+    """The directory of a run that was stopped or killed.
+
+    Args:
+        path: Of the directory.
+        patience: Seconds to wait for what a `keptset` that is gone left behind: its watcher ends it.
+
+    Raises:
+        ValueError: it is none, or it is in use; the text says the way out.
+    """
+    if not (path / MARK).is_file():
+        what = "is not the directory of a run" if path.is_dir() else "is not there"
+        raise ValueError(f"{path} {what}: name one that `keptset run` made, such as runs/reverse-text")
+    lock = os.open(path / MARK, os.O_RDWR | os.O_CLOEXEC)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _sign(lock)
+            return RunDirectory(path.resolve(), lock)
+        except BlockingIOError:
+            if _holder_lives(lock) or time.monotonic() > deadline:
+                os.close(lock)
+                raise ValueError(
+                    f"a run is using {path} right now: it needs no resuming; stop it first if it is to be "
+                    "started anew"
+                ) from None
+            time.sleep(0.05)
+
+
+def _sign(lock: int) -> None:
+    """Write down who holds the lock; its services hold it too, until the last has ended."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+
+
+def _holder_lives(lock: int) -> bool:
+    text = os.pread(lock, 20, 0)
+    try:
+        os.kill(int(text), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _take(path: Path) -> int | None:
@@ -88,7 +162,7 @@ def _take(path: Path) -> int | None:
 
 
 def _delete(path: Path) -> None:
-    if not (path / MARK).is_file():
+    if path.is_symlink() or not (path / MARK).is_file():
         raise FileExistsError(
             f"{path} was not made by a run, so --overwrite does not delete it: choose another --name"
         )

@@ -50,6 +50,12 @@ def _ask(client: httpx.Client, url: str) -> str:
         return "not listening yet"
     except httpx.HTTPError as error:
         return f"{type(error).__name__}"
-    return (
-        "healthy" if answer.status_code == 200 else f"HTTP {answer.status_code}: {answer.text[:200].strip()}"
-    )
+    return "healthy" if answer.status_code == 200 else _reason(answer)
+
+
+def _reason(answer: httpx.Response) -> str:
+    """Why it is not healthy, in its own words if it has some."""
+    try:
+        return str(answer.json()["error"]["message"])[:200]
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {answer.status_code}: {answer.text[:200].strip()}"

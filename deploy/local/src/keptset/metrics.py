@@ -19,6 +19,8 @@ class MetricsTail:
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
+            if file.seek(0, 2) < self._offset:  # rows of steps that are done again have left
+                self._offset = 0
             file.seek(self._offset)
             data = file.read()
         complete = data[: data.rfind(b"\n") + 1]

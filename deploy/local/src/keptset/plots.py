@@ -15,6 +15,7 @@ from keptset.metrics import Row
 INK, FAINT = "#24292f", "#d0d7de"
 BLUE = "#0072b2"
 SIZE = 10
+REWARD, ENTROPY, MISMATCH = "reward/mean", "entropy/full", "mismatch_kl/mean"
 LINE = 0.085
 """Height of a line of a label, where the panel's is 1."""
 
@@ -30,34 +31,52 @@ class Curve:
 
 
 def draw_run(rows: Sequence[Row], title: str, path: Path) -> None:
-    """reward.png: reward and mismatch KL of one run."""
+    """reward.png: reward, entropy and mismatch KL of one run."""
     _draw([Curve("", rows, BLUE)], title, path)
 
 
 def draw_comparison(curves: Sequence[Curve], title: str, path: Path) -> None:
-    """Reward and mismatch KL of several runs, labelled on the curves."""
+    """Reward, entropy and mismatch KL of several runs, labelled on the curves."""
     _draw(curves, title, path)
 
 
 def _draw(curves: Sequence[Curve], title: str, path: Path) -> None:
     labelled = any(curve.label for curve in curves)
-    figure = Figure(figsize=(10.5 if labelled else 9, 3.7), dpi=170, facecolor="white")
-    left, right = figure.subplots(1, 2)
-    if labelled:
-        figure.subplots_adjust(left=0.05, right=0.86, top=0.8, bottom=0.13, wspace=0.52)
-    else:
-        figure.subplots_adjust(left=0.06, right=0.98, top=0.8, bottom=0.13, wspace=0.2)
+    with_entropy = any(_points(curve.rows, ENTROPY)[0] for curve in curves)
+    panels = 3 if with_entropy else 2
+    width = (0.7 + 3.9 * panels) + (2.0 if labelled else 0.0)
+    figure = Figure(figsize=(width, 3.7), dpi=170, facecolor="white")
+    axes = list(figure.subplots(1, panels))
+    figure.subplots_adjust(
+        left=0.5 / width, right=1 - (1.5 if labelled else 0.2) / width, top=0.8, bottom=0.13, wspace=0.3
+    )
     figure.suptitle(title, x=0.012, y=0.97, ha="left", fontsize=SIZE + 2, color=INK, fontweight="bold")
-    _panel(left, curves, "reward/mean", "Mean reward of a step")
-    left.set_ylim(0, 1)
-    left.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
-    _panel(right, curves, "mismatch_kl/mean", "Mismatch KL, trainer against rollout (log scale)")
-    _log_scale(right, curves, "mismatch_kl/mean")
+    reward, mismatch = axes[0], axes[-1]
+    evaluated = _evaluations(reward, curves)
+    _panel(reward, curves, REWARD, "Mean reward of a step" + (" (dots: evaluation)" if evaluated else ""))
+    reward.set_ylim(0, 1)
+    reward.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
+    if with_entropy:
+        _panel(axes[1], curves, ENTROPY, "Entropy over the vocabulary, nats")
+        axes[1].set_ylim(bottom=0)
+    _panel(mismatch, curves, MISMATCH, "Mismatch KL, trainer against rollout")
+    _log_scale(mismatch, curves, MISMATCH)
     if labelled:
-        for axes, name in ((left, "reward/mean"), (right, "mismatch_kl/mean")):
-            _label_ends(axes, curves, name)
+        _label_ends(mismatch, curves, MISMATCH)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})
+
+
+def _evaluations(axes: Axes, curves: Sequence[Curve]) -> bool:
+    """A dot for the mean reward of each evaluation; whether there is any."""
+    found = False
+    for curve in curves:
+        names = {name for row in curve.rows for name in row if name.startswith("eval/") and "/avg@" in name}
+        for name in sorted(names):
+            steps, values = _points(curve.rows, name)
+            axes.plot(steps, values, "o", color=curve.color, markersize=6, markeredgecolor="white", zorder=5)
+            found |= bool(steps)
+    return found
 
 
 def _points(rows: Sequence[Row], name: str) -> tuple[list[int], list[float]]:
@@ -83,16 +102,21 @@ def _panel(axes: Axes, curves: Sequence[Curve], name: str, title: str) -> None:
 
 
 def _log_scale(axes: Axes, curves: Sequence[Curve], name: str) -> None:
-    """A log scale on which an exact 0 has its place: the bottom line."""
+    """A log scale on which an exact 0, if there is one, has its place: the bottom line."""
     values = [value for curve in curves for value in _points(curve.rows, name)[1]]
     positive = [value for value in values if value > 0]
     # Below that it is rounding, of whatever size: drawn between the lowest decade and 0.
     lowest = max(-16, floor(log10(min(positive)))) if positive else -16
     highest = max(lowest + 2, floor(log10(max(positive))) + 1) if positive else lowest + 2
-    axes.set_yscale("symlog", linthresh=10.0**lowest, linscale=0.5)
-    axes.set_ylim(0, 10.0**highest)
     decades = list(range(lowest, highest + 1, 1 + (highest - lowest) // 6))
-    ticks: Mapping[float, str] = {0.0: "0"} | {10.0**d: f"$10^{{{d}}}$" for d in decades}
+    ticks: Mapping[float, str] = {10.0**d: f"$10^{{{d}}}$" for d in decades}
+    if values and min(values) >= 10.0**lowest:
+        axes.set_yscale("log")
+        axes.set_ylim(10.0**lowest, 10.0**highest)
+    else:
+        axes.set_yscale("symlog", linthresh=10.0**lowest, linscale=0.5)
+        axes.set_ylim(0, 10.0**highest)
+        ticks = {0.0: "0"} | ticks
     axes.set_yticks(list(ticks), list(ticks.values()))
     axes.minorticks_off()
 

@@ -1,12 +1,25 @@
 """From arguments to a run that can start: its settings, its directory, its ports."""
 
 import io
+import sys
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from keptset import directory, ports
-from keptset_settings import InferenceSettings, OrchestratorSettings, RunSettings, TrainerSettings, load_run
+from keptset import directory, origin, ports
+from keptset.metrics import MetricsTail
+from keptset_settings import (
+    InferenceSettings,
+    OrchestratorSettings,
+    Problem,
+    RunSettings,
+    TrainerSettings,
+    load_run,
+    reachable,
+)
+
+SERVICES = ("inference", "trainer", "orchestrator")
 
 
 @dataclass(frozen=True)
@@ -28,6 +41,8 @@ def prepare(argv: list[str], overwrite: bool) -> Prepared:
         raise ValueError(
             "inference.model is not set: name a model's directory, or add [warm_start] to have one made"
         )
+    for note in uncalled(run):
+        print(f"warning: {note}", file=sys.stderr)
     chosen = choose_ports(run)
     exact = any(argument.partition("=")[0] == "--name" for argument in argv)
     made = directory.create(run.runs_dir, run.name, exact=exact, overwrite=overwrite)
@@ -36,7 +51,71 @@ def prepare(argv: list[str], overwrite: bool) -> Prepared:
         overrides += [f"--{setting}", str(port)]
     # A second time, because paths and URLs follow from name and ports. What there is to say has been said.
     with redirect_stderr(io.StringIO()):
-        return Prepared(load_run([*argv, *overrides]), made)
+        prepared = Prepared(load_run([*argv, *overrides]), made)
+    free = [name for name in SERVICES if getattr(run, name).port == 0]
+    origin.remember(prepared.run, made, free)
+    return prepared
+
+
+def uncalled(run: RunSettings) -> list[Problem]:
+    """Services that a run starts though the orchestrator calls others in their place; a proxy looks the
+    same.
+    """
+    orchestrator, found = run.orchestrator, []
+    for name, setting, urls, service in (
+        ("inference", "inference_urls", orchestrator.inference_urls, run.inference),
+        ("trainer", "trainer_url", [orchestrator.trainer_url], run.trainer),
+    ):
+        if any(url is not None and _listens_at(service.host, service.port, url) for url in urls):
+            continue
+        what = "the inference server" if name == "inference" else "the trainer"
+        where = reachable(service.host, service.port) if service.port else "a free port"
+        why = (
+            f"names others than {what} that this run starts at {where}: if "
+            f"nothing there passes requests on to it, nobody calls it; leave {setting} out, or write the "
+            "configs with `keptset check CONFIG.toml --write DIRECTORY` and start the services yourself"
+        )
+        found.append(Problem(("orchestrator", setting), why, getattr(orchestrator, setting)))
+    return found
+
+
+def _listens_at(host: str, port: int, url: str) -> bool:
+    """Might a service that listens there be what a URL calls? One that hears all has names unknown here."""
+    called, own = urlsplit(url), urlsplit(reachable(host, port))
+    default = 443 if called.scheme == "https" else 80
+    if (default if called.port is None else called.port) != port:
+        return False
+    alike = {called.hostname, own.hostname} <= {"127.0.0.1", "localhost", "::1"}
+    return host in ("0.0.0.0", "::") or alike or called.hostname == own.hostname
+
+
+LOCK_PATIENCE = 40.0
+"""Seconds that the services of a `keptset` that was killed may take to end."""
+
+
+def prepare_again(argv: list[str]) -> Prepared:
+    """The run in the directory that the arguments name, ready to go on: its lock is held.
+
+    Raises ValueError if it is no run, is finished, is in use, or cannot go on from here.
+    """
+    if len(argv) != 1 or argv[0].startswith("-"):
+        raise ValueError(
+            "resume takes one argument, the run's directory: its settings are those of its start "
+            "(keptset resume runs/reverse-text)"
+        )
+    again = directory.reopen(Path(argv[0]), LOCK_PATIENCE)
+    try:
+        run = origin.settings_of(again)
+        done, steps = len(MetricsTail(again.metrics).new_rows()), run.orchestrator.steps
+        if done >= steps and again.summary.exists():
+            raise ValueError(f"{relative(again.path)} is finished: {done} of {steps} steps are done")
+        overrides = []
+        for setting, port in choose_ports(run).items():
+            overrides += [f"--{setting}", str(port)]
+        return Prepared(origin.settings_of(again, overrides), again)
+    except BaseException:
+        with again:
+            raise
 
 
 def choose_ports(run: RunSettings) -> dict[str, int]:
@@ -57,12 +136,6 @@ def choose_ports(run: RunSettings) -> dict[str, int]:
         if service.port == 0:
             chosen[f"{name}.port"] = ports.pick(service.host, set(chosen.values()))
     return chosen
-
-
-def base_url(host: str, port: int) -> str:
-    """Where this machine reaches a server that listens on `host`."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def relative(path: Path) -> Path:

@@ -1,6 +1,6 @@
 """How the sources of a run sample, as far as a report needs to know."""
 
-from keptset_settings import CAPTURE_WIDTH, RunSettings, SamplingSettings, policy_sources
+from keptset_settings import CAPTURE_WIDTH, RunSettings, SamplingSettings, limits, policy_sources
 
 
 def sampling_of(run: RunSettings) -> list[SamplingSettings]:
@@ -13,7 +13,8 @@ def describe(sampling: SamplingSettings) -> str:
     cuts = _cuts(sampling)
     if len(cuts) > 1 and sampling.top_k == CAPTURE_WIDTH:
         del cuts["top_k"]
-    return " ".join(f"{name} {value:g}" for name, value in cuts.items()) or "no truncation"
+    masks = [name for name in limits(sampling) if name not in ("top_p", "top_k", "min_p")]
+    return " ".join([*(f"{name} {value:g}" for name, value in cuts.items()), *masks]) or "no truncation"
 
 
 def _cuts(sampling: SamplingSettings) -> dict[str, float]:

@@ -48,6 +48,8 @@ def summarise(rows: Sequence[Row], startup: dict[str, float], total: float) -> d
         "mismatch_kl/worst_step": over("mismatch_kl/mean", max),
         "mismatch_kl/max": over("mismatch_kl/max", max),
         "ratio/max_abs_log": over("ratio/max_abs_log", max),
+        "on_policy/share": over("on_policy/share", fmean),
+        "on_policy/ratio_max_abs_log": over("on_policy/ratio_max_abs_log", max),
         "kept/size_mean": over("kept/size_mean", fmean),
         "kept/size_p50": over("kept/size_p50", fmean),
         "kept/size_p99": over("kept/size_p99", fmean),
@@ -55,6 +57,9 @@ def summarise(rows: Sequence[Row], startup: dict[str, float], total: float) -> d
         "kept/coverage": over("kept/coverage", min),
         "rejected/last_five": over("rejected/sequences", lambda v: fmean(v[-5:])),
         "rollout/error_rate": over("rollout/error_rate", max),
+        "staleness/mean": over("staleness/mean", fmean),
+        "staleness/max": over("staleness/max", max),
+        "staleness/dropped_groups": over("staleness/dropped_groups", sum),
         "seconds/rollout": over("seconds/rollout", sum),
         "seconds/train": over("seconds/train", sum),
         "seconds/weights": over("seconds/weights", sum),
@@ -63,14 +68,27 @@ def summarise(rows: Sequence[Row], startup: dict[str, float], total: float) -> d
     }
 
 
-def promises(rows: Sequence[Row], *, truncating: bool, exact: bool) -> list[Promise]:
+def promises(
+    rows: Sequence[Row],
+    *,
+    truncating: bool,
+    exact: bool,
+    undisturbed: bool = True,
+    max_async_level: int = 0,
+) -> list[Promise]:
     """Checks every step.
 
     `truncating`: all sources cut their support. `exact`: engine and trainer compute in float32 and kept sets
-    are replayed, so that ratios are 1 up to noise.
+    are replayed, so that ratios are 1 up to noise wherever the weights that are trained have sampled: at
+    `max_async_level` 0 everywhere, above it at the tokens on-policy, if a step has any.
+    `undisturbed`: no service died and was started again, which costs the requests that it had.
     """
     made = []
-    if exact:
+    if exact and max_async_level:
+        name, on_policy = "on_policy/ratio_max_abs_log", f"|log ratio| on-policy below {LOG_RATIO_BOUND:g}"
+        if some := [row for row in rows if name in row]:
+            made.append(_every(some, name, on_policy, lambda v: v < LOG_RATIO_BOUND))
+    elif exact:
         made += [
             _every(
                 rows,
@@ -87,8 +105,17 @@ def promises(rows: Sequence[Row], *, truncating: bool, exact: bool) -> list[Prom
         ]
     if truncating:
         made.append(_every(rows, "kept/coverage", "coverage exactly 1", lambda v: v == 1, worst=min))
-    made.append(_every(rows, "rollout/error_rate", "no rollout errors", lambda v: v == 0))
+    if undisturbed:
+        made.append(_every(rows, "rollout/error_rate", "no rollout errors", lambda v: v == 0))
     return made
+
+
+def reward_promise(rows: Sequence[Row], least: float) -> Promise:
+    """That a run whose reward is known beforehand, such as a demo, has learnt what it should."""
+    found = values(rows, "reward/mean")[-5:]
+    reached = fmean(found) if found else math.nan
+    text = f"mean reward of the last five steps at least {least:g}"
+    return Promise(text, reached >= least, f"it is {number(reached)}")
 
 
 def _every(
@@ -116,7 +143,17 @@ def number(value: float | None) -> str:
     return f"{value:.1e}" if abs(value) < 1 else f"{value:,.0f}"
 
 
-def table(summary: dict[str, float | int | None], kept_promises: Sequence[Promise]) -> Table:
+def _coverage(share: float | None) -> str:
+    if share is None:
+        return "-"
+    if share == 1:
+        return "every token trained on has its set"
+    return f"{100 * share:.4g} % of the tokens trained on have their set, on the worst step"
+
+
+def table(
+    summary: dict[str, float | int | None], kept_promises: Sequence[Promise], max_async_level: int = 0
+) -> Table:
     """The table that ends a run."""
 
     def of(name: str) -> str:
@@ -139,11 +176,21 @@ def table(summary: dict[str, float | int | None], kept_promises: Sequence[Promis
             "kept set", f"mean {sizes[0]} ids, p50 {sizes[1]}, p99 {sizes[2]} (averages of the steps)"
         )
         lines.add_row("singletons", f"{100 * (summary['kept/singleton_share'] or 0):.1f} % of the sets")
-    lines.add_row("coverage", f"{of('kept/coverage')} of the trained tokens have their set")
+    lines.add_row("coverage", _coverage(summary["kept/coverage"]))
     phases = ", ".join(
         f"{name} {seconds(f'seconds/{name}')}" for name in ("startup", "rollout", "train", "weights")
     )
     lines.add_row("time", f"{phases}; {seconds('seconds/total')} in all, {summary['steps']} steps")
+    if max_async_level:
+        stale = f"mean {of('staleness/mean')}, at most {of('staleness/max')} versions"
+        dropped = f"{of('staleness/dropped_groups')} groups dropped and sampled again"
+        lines.add_row("staleness", f"{stale} of {max_async_level} (max_async_level); {dropped}")
+        lines.add_row("", "ratios and mismatch KL have the policy's change since the rollout in them")
+        fresh = f"{100 * (summary['on_policy/share'] or 0):.1f} % of the tokens"
+        lines.add_row("on-policy", f"{fresh}, |log ratio| largest {of('on_policy/ratio_max_abs_log')}")
+    died = {name.removeprefix("restarts/"): n for name, n in summary.items() if name.startswith("restarts/")}
+    if died:
+        lines.add_row("started again", ", ".join(f"{name} {times}" for name, times in died.items()))
     for promise in kept_promises:
         mark = Text("✓ ", "green") if promise.held else Text("✗ ", "bold red")
         lines.add_row(

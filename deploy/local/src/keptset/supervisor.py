@@ -21,9 +21,12 @@ CAUSE_GRACE = 2.0
 class ProcessDied(RuntimeError):
     """A process of the run ended that should not have; the text shows the last lines of its log."""
 
-    def __init__(self, name: str, code: int, log: Path) -> None:
-        self.name, self.code, self.log = name, code, log
-        super().__init__(f"{name} died ({describe_exit(code)}); the end of {log}:\n{indent(tail(log))}")
+    def __init__(self, process: "Process") -> None:
+        self.process = process
+        self.name, self.code, self.log = process.name, process.popen.returncode, process.log
+        super().__init__(
+            f"{self.name} died ({describe_exit(self.code)}); the end of {self.log}:\n{indent(tail(self.log))}"
+        )
 
 
 class Stopped(BaseException):
@@ -43,6 +46,9 @@ class Process:
     popen: "subprocess.Popen[bytes]"
     log: Path
     """Standard output and error together."""
+    command: Sequence[str]
+    environment: Mapping[str, str] | None = None
+    """None: ours."""
     may_end: bool = False
     """Whether exit code 0 is its proper end; a service that ends by itself is dead, whatever its code."""
     started: float = field(default_factory=time.monotonic)
@@ -60,9 +66,11 @@ class Supervisor:
     SIGKILL what still runs. If this process is itself killed, a watcher ends them (keptset.watcher).
     """
 
-    def __init__(self, grace: float = 20.0) -> None:
+    def __init__(self, grace: float = 20.0, held: Sequence[int] = ()) -> None:
         self.grace = grace
         """Seconds that each process gets between SIGTERM and SIGKILL."""
+        self.held = held
+        """File descriptors that stay open until the last process has ended, whoever ends it: locks."""
         self.processes: list[Process] = []
         self._hurry = False
         self._closing = False
@@ -74,6 +82,7 @@ class Supervisor:
         self._watcher = subprocess.Popen(
             [sys.executable, "-P", "-m", "keptset.watcher"],
             stdin=subprocess.PIPE,
+            pass_fds=self.held,
             bufsize=0,  # or closing would try once more to write what a watcher that is gone did not take
             start_new_session=True,  # a signal to our group must not reach it
         )
@@ -85,11 +94,15 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing = True
+        if isinstance(error, Stopped) and self.processes:
+            names = ", ".join(process.name for process in reversed(self.processes))
+            patience = f"{self.grace:.0f} s for each; once more kills them"
+            print(f"keptset: {error}: stopping {names} (at most {patience})", file=sys.stderr, flush=True)
         for process in reversed(self.processes):
             self._end(process)
         assert self._watcher.stdin is not None
         self._watcher.stdin.close()
-        self._watcher.wait(timeout=10)
+        self._watcher.wait(timeout=60)  # a run that ends at once may find it still starting
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -113,7 +126,7 @@ class Supervisor:
                     env=environment,
                     start_new_session=True,
                 )
-            process = Process(name, popen, log, may_end)
+            process = Process(name, popen, log, command, environment, may_end)
             self.processes.append(process)
             self._tell(f"+{popen.pid}")
         finally:
@@ -126,12 +139,25 @@ class Supervisor:
         """Raises ProcessDied for the first process, in order of start, that ended and should not have."""
         if not any(process.died() for process in self.processes):
             return
-        # The newest talks to the others. If it gives up on one that is about to die, that one is the cause.
+        # The newest talks to the others. If it gives up on one that is about to die, that one is the cause;
+        # one that was killed has not given up.
         deadline = time.monotonic() + CAUSE_GRACE
-        while not any(process.died() for process in self.processes[:-1]) and time.monotonic() < deadline:
+        while (
+            not any(process.died() for process in self.processes[:-1])
+            and self.processes[-1].popen.returncode >= 0
+            and time.monotonic() < deadline
+        ):
             time.sleep(groups.POLL)
-        dead = next(process for process in self.processes if process.died())
-        raise ProcessDied(dead.name, dead.popen.returncode, dead.log)
+        raise ProcessDied(next(process for process in self.processes if process.died()))
+
+    def restart(self, process: Process) -> Process:
+        """Ends what is left of a process and starts its command again, in its place in the order."""
+        place = self.processes.index(process)
+        self._end(process)
+        again = self.start(process.name, process.command, process.log, process.environment, process.may_end)
+        self.processes.pop()
+        self.processes[place] = again
+        return again
 
     def end(self, process: Process) -> None:
         """Ends one process and its group; afterwards it counts as neither running nor dead."""

@@ -11,9 +11,15 @@ from keptset.directory import RunDirectory
 from keptset.display import Display
 from keptset.health import wait_healthy
 from keptset.metrics import MetricsTail, Row
-from keptset.resolve import base_url
+from keptset.restarts import Restarts, count
 from keptset.supervisor import Supervisor
-from keptset_settings import RunSettings, WarmStartSettings, service_environment, write_service_configs
+from keptset_settings import (
+    RunSettings,
+    WarmStartSettings,
+    reachable,
+    service_environment,
+    write_service_configs,
+)
 
 POLL = 0.1
 
@@ -30,22 +36,30 @@ class Outcome:
     """Seconds until healthy, by service."""
     seconds: float
     """All of it, from the first process to the last one's end."""
+    restarts: dict[str, int]
+    """How often each service was started again, also before a `keptset resume`."""
 
 
 def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcome:
     """Runs warm start (if the model is missing), inference, trainer and orchestrator; ends them all, always.
 
+    In the directory of a run that was stopped or killed it goes on with that run.
+
     Raises ProcessDied, TimeoutError (who was waited for, how long) or Stopped (a signal).
     """
     began = time.monotonic()
     write_service_configs(run, directory.configs)
-    with Supervisor() as supervisor:
+    restarts = Restarts(run.restarts, directory.restarts, display)
+    tail = MetricsTail(directory.metrics)
+    if earlier := tail.new_rows():
+        display.line("steps", f"{len(earlier)} of {run.orchestrator.steps} are done already")
+    with Supervisor(held=(directory.lock,)) as supervisor:
         if run.warm_start is not None:
             patience = run.orchestrator.startup_timeout
             _warm_start(run.warm_start, supervisor, directory, display, patience)
         urls = {
-            "inference": base_url(run.inference.host, run.inference.port),
-            "trainer": base_url(run.trainer.host, run.trainer.port),
+            "inference": reachable(run.inference.host, run.inference.port),
+            "trainer": reachable(run.trainer.host, run.trainer.port),
         }
         for name in ("inference", "trainer", "orchestrator"):
             # The orchestrator waits for the others itself; what is wrong with it shows at once like this.
@@ -53,13 +67,13 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
         with display.waiting() as waiting:
             startup = wait_healthy(
                 urls,
-                run.orchestrator.startup_timeout,
-                supervisor.check,
+                run.orchestrator.start_patience,
+                lambda: restarts.check(supervisor),
                 lambda missing, s: waiting.update("waiting for " + _said(missing), s),
                 lambda name, s: display.line(name, f"healthy after {s:.1f} s, {urls[name]}"),
             )
-        rows = _follow(run, directory.metrics, supervisor, display)
-    return Outcome(rows, startup, time.monotonic() - began)
+        rows = _follow(run, tail, supervisor, restarts, display)
+    return Outcome(rows, startup, time.monotonic() - began, count(directory.restarts))
 
 
 def _start(
@@ -67,11 +81,12 @@ def _start(
 ) -> None:
     config = directory.configs / ("inference-0.toml" if name == "inference" else f"{name}.toml")
     command = [sys.executable, "-m", f"keptset_{name}", "--config", str(config)]
-    environment = _environment(service_environment(run, name))
+    environment = service_variables(service_environment(run, name))
     supervisor.start(name, command, directory.logs / f"{name}.log", environment, may_end)
 
 
-def _environment(secrets: dict[str, str]) -> dict[str, str]:
+def service_variables(secrets: dict[str, str]) -> dict[str, str]:
+    """The environment of a service's process."""
     # Our own variables are in the resolved files already, where the command line has overruled some of them.
     ours = {name: text for name, text in os.environ.items() if not name.startswith("KEPTSET_")}
     # Engine and trainer share the cores with each other and with the rest, and threads spin at barriers while
@@ -96,7 +111,7 @@ def _warm_start(
     for option in RECIPE:
         command += [f"--{option.replace('_', '-')}", str(getattr(settings, option))]
     log = directory.logs / "warm-start.log"
-    process = supervisor.start("warm start", command, log, _environment({}), may_end=True)
+    process = supervisor.start("warm start", command, log, service_variables({}), may_end=True)
     with display.waiting() as waiting:
         while process.popen.poll() is None:
             if time.monotonic() - process.started > patience:
@@ -117,19 +132,19 @@ def _is_made(model: Path, settings: WarmStartSettings) -> bool:
     """Whether the model is there; of one that was made otherwise, the command that makes it will complain."""
     try:
         recipe = json.loads((model / "recipe.json").read_text())["recipe"]
-    except (FileNotFoundError, KeyError):
+        return all(recipe[name] == getattr(settings, name) for name in RECIPE)
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
         return False
-    return all(recipe.get(name) == getattr(settings, name) for name in RECIPE)
 
 
-def _follow(run: RunSettings, metrics: Path, supervisor: Supervisor, display: Display) -> list[Row]:
+def _follow(
+    run: RunSettings, tail: MetricsTail, supervisor: Supervisor, restarts: Restarts, display: Display
+) -> list[Row]:
     """Shows rows until the orchestrator ends properly; returns them all."""
-    orchestrator = supervisor.processes[-1]
-    tail, rows = MetricsTail(metrics), list[Row]()
     limits = run.orchestrator
     # Every wait inside the orchestrator has its own limit; this one is for an orchestrator that hangs itself.
     silence = 2 * (
-        limits.startup_timeout
+        limits.start_patience
         + limits.request_attempts * limits.request_timeout
         + limits.step_timeout
         + limits.weights_timeout
@@ -137,19 +152,20 @@ def _follow(run: RunSettings, metrics: Path, supervisor: Supervisor, display: Di
     latest = time.monotonic()
     with display.training(limits.steps) as training:
         while True:
-            ended = (
-                orchestrator.popen.poll() is not None
-            )  # asked first: rows written before its end are read below
+            orchestrator = supervisor.processes[-1]
+            # asked first: rows written before its end are read below
+            ended = orchestrator.popen.poll() is not None
             for row in tail.new_rows():
-                rows.append(row)
                 training.row(row)
+                restarts.finished_a_step()
                 latest = time.monotonic()
-            supervisor.check()
-            if ended:
+            restarts.check(supervisor)
+            if ended and orchestrator is supervisor.processes[-1]:
                 break
             if time.monotonic() - latest > silence:
-                raise TimeoutError(f"waited {silence:.0f} s for a row of the orchestrator in {metrics}")
+                raise TimeoutError(f"waited {silence:.0f} s for a row of the orchestrator in {tail.path}")
             time.sleep(POLL)
+    rows = MetricsTail(tail.path).new_rows()
     if len(rows) != limits.steps:
         raise RuntimeError(
             f"the orchestrator ended after {len(rows)} of {limits.steps} steps; see {orchestrator.log}"
