@@ -62,7 +62,7 @@ def test_orchestrator_is_small(engine, images):
 
 def test_run_ends_although_a_container_is_killed(project: Project, report):
     began = time.monotonic()
-    project.wait_until(project.rows, 180, "the first step")
+    project.wait_until(project.rows, 600, "the first step")
     first = time.monotonic() - began
     before = project.container("trainer")
     kill(before)
@@ -72,12 +72,12 @@ def test_run_ends_although_a_container_is_killed(project: Project, report):
             project.container("trainer").attrs["State"]["StartedAt"] != before.attrs["State"]["StartedAt"]
             and project.health("trainer") == "healthy"
         ),
-        180,
+        400,
         "the trainer to come back",
     )
     back = time.monotonic() - killed
     orchestrator = project.container("orchestrator")
-    project.wait_until(lambda: project.health("orchestrator") == "exited", 240, "the end of the run")
+    project.wait_until(lambda: project.health("orchestrator") == "exited", 600, "the end of the run")
     report.append(
         f"first step {first:.0f} s after that, trainer killed and back in {back:.0f} s, "
         f"run ended after {time.monotonic() - began:.0f} s"
@@ -138,22 +138,44 @@ def test_secrets_open_the_routes_and_are_seen_nowhere(project: Project):
 
 def test_asked_to_stop_a_server_ends_its_requests_first(project: Project):
     key = project.read("inference", "/var/lib/keptset/secrets/api-key")
-    url = f"http://127.0.0.1:{project.settings['KEPTSET_INFERENCE_PORT']}/inference/v1/generate"
-    sampling = {"max_tokens": 100, "min_tokens": 100, "n": 8, "seed": 1}
+    token = project.read("inference", "/var/lib/keptset/secrets/internal-token")
+    server = f"http://127.0.0.1:{project.settings['KEPTSET_INFERENCE_PORT']}"
+    url, metrics = f"{server}/inference/v1/generate", f"{server}/metrics"
+    sampling = {"max_tokens": 100, "min_tokens": 100, "n": 48, "seed": 1}
     body = {"token_ids": [3, 97, 98, 99], "sampling_params": sampling, "kept_tokens": False}
-    answers: list[httpx.Response] = []
+    answers: list[tuple[float, httpx.Response]] = []  # when it was there
+    refused_at: list[float] = []  # when it was sent
 
-    def ask() -> None:
+    def ask_until_refused() -> None:
+        """A client that is never without a request: whatever the moment, some are being sampled."""
         shown = {"Authorization": f"Bearer {key}"}
-        answers.append(httpx.post(url, headers=shown, json=body, timeout=60, trust_env=False))
+        while not refused_at:
+            sent = time.monotonic()
+            try:
+                answer = httpx.post(url, headers=shown, json=body, timeout=200, trust_env=False)
+            except httpx.TransportError:
+                refused_at.append(sent)
+            else:
+                answers.append((time.monotonic(), answer))
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    time.sleep(0.3)
+    def is_sampling() -> bool:
+        shown = {"Authorization": f"Bearer {token}"}
+        lines = httpx.get(metrics, headers=shown, timeout=60, trust_env=False).text.splitlines()
+        running = [line for line in lines if line.startswith("vllm:num_requests_running")]
+        return any(float(line.split()[-1]) > 0 for line in running)
+
+    clients = [threading.Thread(target=ask_until_refused) for _ in range(4)]
+    for client in clients:
+        client.start()
+    project.wait_until(is_sampling, 100, "a request to be sampled")
+    asked_to_stop = time.monotonic()
     project.container("inference").stop(timeout=45)
-    asking.join(60)
-    assert [answer.status_code for answer in answers] == [200]
-    assert all(len(choice["token_ids"]) == 100 for choice in answers[0].json()["choices"])
+    for client in clients:
+        client.join(200)
+    assert {answer.status_code for _, answer in answers} == {200}
+    assert all(len(c["token_ids"]) == 100 for _, answer in answers for c in answer.json()["choices"])
+    assert max(there for there, _ in answers) > asked_to_stop, "no request was under way"
+    assert min(refused_at) > asked_to_stop - 1, "a request that was under way was cut off"
     assert project.container("inference").attrs["State"]["ExitCode"] == 0
     project.container("trainer").stop(timeout=75)
     assert project.container("trainer").attrs["State"]["ExitCode"] == 0
