@@ -5,10 +5,10 @@ TEST_PROCESSES ?= 2
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 export TRANSFORMERS_OFFLINE ?= 1
-# Without byte code every process compiles vLLM and torch anew: 40 s of CPU at each start instead of 18.
+# Without byte code every process compiles vLLM and torch anew at each start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo compare test test-fast test-deploy fuzz lint pins clean
+.PHONY: help setup demo compare test test-fast test-long test-deploy fuzz soak lint pins clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -17,10 +17,11 @@ setup:          ## .venv with everything pinned (PROFILE=cpu|cuda, PYTHON=python
 	@deploy/pins/setup.sh $(PROFILE) $(PYTHON)
 
 demo: setup     ## train a tiny model with top_p 0.97 and replayed kept sets, on this machine
-	@$(BIN)/keptset run deploy/local/reverse-text.toml
+	@$(BIN)/keptset run deploy/local/reverse-text.toml --expect_reward 0.75
 
 compare: setup  ## the same without truncation, with replay and without; draws docs/compare.png
 	@$(BIN)/keptset compare deploy/local/reverse-text.toml
+	@$(BIN)/pytest -q tests/test_readme.py -k picture
 
 test: setup lint  ## everything, the real engine and the real processes included
 	@$(BIN)/pytest -n $(TEST_PROCESSES)
@@ -28,12 +29,18 @@ test: setup lint  ## everything, the real engine and the real processes included
 test-fast: setup  ## what needs no engine
 	@$(BIN)/pytest -n $(TEST_PROCESSES) -m "not engine and not e2e"
 
+test-long: setup  ## what takes minutes: processes killed at random, damaged answers, an engine on two ranks
+	@$(BIN)/pytest -n $(TEST_PROCESSES) -m long
+
 test-deploy: setup  ## build the images and run them with compose, in a Docker engine of its own if none runs
 	@$(BIN)/pytest deploy -m containers
 	@FUZZ_REQUESTS=500 $(BIN)/pytest tests/fuzz -m fuzz
 
 fuzz: setup     ## 10,000 good and bad requests and many made up ones to real services, and their memory
 	@$(BIN)/pytest tests/fuzz -m fuzz
+
+soak: setup     ## an hour (SOAK_SECONDS) of runs whose processes are killed at random; KILL_SEED=n draws the same again
+	@$(BIN)/pytest tests/durability -m soak -s
 
 lint: setup     ## ruff, types of the libs, pins up to date
 	@$(BIN)/ruff check

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("keptset", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("keptset")
 
-ENGINES = ("services/inference/tests/engine/", "tests/e2e/")
+ENGINES = ("services/inference/tests/engine/", "tests/e2e/", "tests/durability/")
 SECTIONS: dict[str, list[str]] = {}
 
 
@@ -17,17 +17,25 @@ def sections() -> dict[str, list[str]]:
     return SECTIONS
 
 
-BY_NAME = ("containers", "fuzz")
-"""Markers of tests that run only when they are asked for (`make test-deploy`, `make fuzz`)."""
+SERVICES_TIMEOUT = 1500
+"""Seconds for a test that starts an engine or all services: a loaded machine takes minutes to start one."""
+
+BY_NAME = ("long", "containers", "fuzz", "soak")
+"""Markers of tests that run only when they are asked for (`make test-long`, `make test-deploy`, `make fuzz`,
+`make soak`)."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what was not asked for by name."""
+    """Leave out what was not asked for by name; what starts services gets their time."""
     unasked = [name for name in BY_NAME if name not in config.option.markexpr]
     left_out = [item for item in items if any(item.get_closest_marker(name) for name in unasked)]
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+    for item in items:
+        starts_services = item.get_closest_marker("engine") or item.get_closest_marker("e2e")
+        if starts_services and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SERVICES_TIMEOUT))
 
 
 @pytest.hookimpl(optionalhook=True)

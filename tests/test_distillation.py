@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from kept_loss import KeptSet, dense_kept_logprobs
 from kept_tokens import KeptTokens
 from kept_tokens.messages import TrainingBatch, TrainingSample, check_batch, decode, encode
 from keptset_orchestrator import ReverseText
@@ -78,7 +79,7 @@ def rollout(policy, reference, seed: int, kept_ids: int | None) -> Completion:
 
 def batch_of(policy, reference, algorithm, kept_ids: int | None, full_scores: bool) -> list[TrainingSample]:
     truncates, made = kept_ids is not None, make_algorithm(algorithm)
-    source = Source("s", ReverseText(1, 2), {"temperature": 1.0}, truncates, 1, 0, 0, 4, made)
+    source = Source("s", ReverseText(1, 2), {"temperature": 1.0}, truncates, 0, 0, 4, made)
     completions = [rollout(policy, reference, seed, kept_ids) for seed in range(4)]
     group = Group(Prompt(source, "s/1/0", "a", PROMPT, 0), completions, [0.0, 1.0, 0.5, 0.0])
     built = build_samples([group], vocab_size=VOCAB, full_scores=full_scores)
@@ -139,6 +140,32 @@ def test_rollout_logprobs_give_another_step_under_truncation(policy, reference, 
     right = trained(policy, batch_of(policy, reference, algorithm, 8, full_scores=True), FullScores())
     wrong = trained(policy, batch_of(policy, reference, algorithm, 8, full_scores=False), None)
     assert distance(right, wrong) > 1e-3
+
+
+def test_step_under_truncation_is_that_of_the_reverse_kl_over_the_kept_set():
+    """In expectation, and exactly, as docs/sources.md says; it is not that of the whole reverse KL."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(1, 8), torch.randn(VOCAB, 8)
+    theirs, kept = torch.randn(VOCAB).log_softmax(-1), torch.arange(0, VOCAB, 5)
+    weight.requires_grad_()
+
+    def gradient(loss: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(loss, weight)[0]
+
+    # every token of the set once, weighed by how often it is sampled
+    n = len(kept)
+    sets = KeptSet(kept.int().repeat(n), torch.arange(n + 1) * n)
+    scored = dense_kept_logprobs(hidden.expand(n, -1), weight, kept, sets, torch.ones(n), full_logprobs=True)
+    share = scored.logprobs.detach().exp()
+    ours = gradient(-(share * (theirs[kept] - scored.full_logprobs) * scored.logprobs).sum())
+
+    mine = (hidden @ weight.T)[0].log_softmax(-1)
+    over_kept, theirs_over_kept = mine[kept].log_softmax(-1), theirs[kept].log_softmax(-1)
+    over_set = gradient((over_kept.exp() * (over_kept - theirs_over_kept)).sum())
+    mine = (hidden @ weight.T)[0].log_softmax(-1)
+    whole = gradient((mine.exp() * (mine - theirs)).sum())
+    torch.testing.assert_close(ours, over_set, atol=1e-5, rtol=1e-4)
+    assert float((ours - whole).abs().max()) > 0.1
 
 
 def test_distillation_under_truncation_brings_the_policy_towards_the_reference(policy, reference):

@@ -3,6 +3,7 @@
 tests/README.md maps all reports to tests.
 """
 
+import ast
 import math
 import re
 from pathlib import Path
@@ -142,3 +143,29 @@ def test_table_of_reports_names_tests_that_exist():
         if not (root / file).is_file() or not re.search(rf"def {name}\(", (root / file).read_text())
     ]
     assert not missing
+
+
+def body_of(file: str, name: str) -> str:
+    """The source of a test."""
+    text = (TABLE.parents[1] / file).read_text()
+    (found,) = (
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+    )
+    return "\n".join(text.splitlines()[found.lineno - 1 : found.end_lineno])
+
+
+def test_every_report_is_told_in_a_test_that_shows_ours_does_right():
+    rows = [line.strip("|").split("|") for line in TABLE.read_text().splitlines() if line.startswith("|")]
+    reports = [(cells[0].strip(), cells[2]) for cells in rows if len(cells) == 3 and "::" in cells[2]]
+    assert len(reports) == 31
+    untold = [
+        report
+        for report, tests in reports
+        if not any(
+            all(one in body_of(file, name) for one in report.split(", "))
+            for file, name in re.findall(r"`([\w/.-]+\.py)::(\w+)`", tests)
+        )
+    ]
+    assert not untold

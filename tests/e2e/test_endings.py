@@ -8,10 +8,9 @@ import pytest
 
 from keptset import ports
 
-pytestmark = pytest.mark.e2e
+from ..started import UNTIL_ENDED, UNTIL_HEALTHY
 
-UNTIL_HEALTHY = 200
-"""Seconds that a loaded machine may take to start an engine."""
+pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize("name", ["inference", "trainer", "orchestrator"])
@@ -19,7 +18,7 @@ def test_a_service_killed_at_start_is_named(started, name):
     run = started.run()
     started.wait_until(lambda: started.living(f"-m keptset_{name} "), UNTIL_HEALTHY, f"the start of {name}")
     os.kill(min(started.living(f"-m keptset_{name} ")), signal.SIGKILL)
-    assert run.wait(timeout=60) == 1
+    assert run.wait(timeout=UNTIL_ENDED) == 1
     error = started.output("keptset", "err")
     assert f"keptset: {name} died (killed by SIGKILL)" in error
     assert f"logs/{name}.log" in error
@@ -28,11 +27,11 @@ def test_a_service_killed_at_start_is_named(started, name):
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing_running(started):
-    run = started.run()
-    started.wait_until(lambda: "step 2/30" in started.output("keptset"), UNTIL_HEALTHY, "two steps")
+    run = started.run("--orchestrator.steps", 10_000)
+    started.wait_until(lambda: "step 2/10000" in started.output("keptset"), 1.5 * UNTIL_HEALTHY, "two steps")
     assert len(started.living()) >= 6
     run.send_signal(signal.SIGINT)
-    assert run.wait(timeout=60) == 130
+    assert run.wait(timeout=UNTIL_ENDED) == 130
     assert "stopped by SIGINT" in started.output("keptset", "err")
     started.assert_nothing_is_left()
 
@@ -62,11 +61,11 @@ def test_a_server_that_does_not_capture_is_refused_before_the_first_rollout(star
     assert f"{inference} does not capture kept sets" in error
     assert "enable_return_sampling_mask" in error
     assert "Traceback" not in error
-    metrics = httpx.get(f"{inference}/metrics").text
+    metrics = httpx.get(f"{inference}/metrics", timeout=UNTIL_ENDED).text
     sampled = [line for line in metrics.splitlines() if line.startswith("vllm:generation_tokens_total")]
     assert sampled
     assert all(float(line.split()[-1]) == 0 for line in sampled)
-    assert httpx.get(f"{trainer}/keptset/v1/status").json()["next_step"] == 1
+    assert httpx.get(f"{trainer}/keptset/v1/status", timeout=UNTIL_ENDED).json()["next_step"] == 1
     for child in started.children:
         child.terminate()
     started.assert_nothing_is_left()

@@ -5,15 +5,19 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "deploy" / "local" / "reverse-text.toml"
 MARK = "E2E_MARK"
+
+UNTIL_HEALTHY = 400
+"""Seconds that a loaded machine may take to start an engine."""
+UNTIL_ENDED = 240
+"""Seconds that it may take to end all services, or to answer a question."""
 
 
 @dataclass
@@ -26,11 +30,12 @@ class Started:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     children: list["subprocess.Popen[str]"] = field(default_factory=list)
 
-    def start(self, module: str, *arguments: object) -> "subprocess.Popen[str]":
-        """`python -m module ...`; its output in <folder>/<module>.out and .err."""
+    def start(self, module: str, *arguments: object, name: str | None = None) -> "subprocess.Popen[str]":
+        """`python -m module ...`; its output in <folder>/<name>.out and .err (unset: the module)."""
+        name = name or module
         with (
-            (self.folder / f"{module}.out").open("w") as out,
-            (self.folder / f"{module}.err").open("w") as err,
+            (self.folder / f"{name}.out").open("w") as out,
+            (self.folder / f"{name}.err").open("w") as err,
         ):
             child = subprocess.Popen(
                 # ends with us, also where a process of `pytest -n` is killed and no fixture is torn down
@@ -46,13 +51,14 @@ class Started:
 
     def run(self, *arguments: object) -> "subprocess.Popen[str]":
         """`keptset run` of the demo, named "short", with few rollouts and the model that is there."""
+        patient = ("--orchestrator.startup_timeout", UNTIL_HEALTHY)
         few = ("--orchestrator.train.prompts_per_step", 4, "--orchestrator.train.group_size", 4)
         model = ("--warm_start.directory", self.model)
-        return self.start("keptset", "run", DEMO, *arguments, "--name", "short", *model, *few)
+        return self.start("keptset", "run", DEMO, *patient, *arguments, "--name", "short", *model, *few)
 
-    def output(self, module: str, stream: str = "out") -> str:
+    def output(self, name: str, stream: str = "out") -> str:
         """What a process has printed so far."""
-        return (self.folder / f"{module}.{stream}").read_text()
+        return (self.folder / f"{name}.{stream}").read_text()
 
     def living(self, what: str = "") -> dict[int, str]:
         """Processes that descend from ours and whose command line contains `what`."""
@@ -78,18 +84,12 @@ class Started:
 
     def assert_nothing_is_left(self) -> None:
         """Helpers that clean up after the services end a moment after them."""
-        self.wait_until(lambda: not self.living(), 60, "everything to end")
+        self.wait_until(lambda: not self.living(), UNTIL_ENDED, "everything to end")
 
-
-@pytest.fixture
-def started(tmp_path: Path, demo_model: Path) -> Iterator[Started]:
-    """Starts processes; whatever a failed test leaves is killed."""
-    processes = Started(tmp_path, demo_model)
-    yield processes
-    for pid in processes.living():
-        try:
-            os.kill(pid, 9)
-        except ProcessLookupError:
-            continue
-    for child in processes.children:
-        child.wait(timeout=10)
+    def end(self) -> None:
+        """Kill whatever a failed test leaves."""
+        for pid in self.living():
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        for child in self.children:
+            child.wait(timeout=UNTIL_ENDED)
