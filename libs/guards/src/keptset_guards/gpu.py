@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import socket
 from pathlib import Path
 
 
@@ -40,7 +41,7 @@ class GpuTurn:
             except BlockingIOError:
                 return False
             self.held = True
-            text = self.name.encode()
+            text = f"{self.name}{_here()}".encode()
             os.pwrite(self._file, text, 0)
             os.ftruncate(self._file, len(text))
         return True
@@ -52,4 +53,10 @@ class GpuTurn:
 
     def holder(self) -> str:
         """Who has it, as far as the file says: asked when it could not be taken."""
-        return os.pread(self._file, 1000, 0).decode(errors="replace") or "somebody"
+        text = os.pread(self._file, 1000, 0).decode(errors="replace")
+        return text.removesuffix(_here()) or "somebody"
+
+
+def _here() -> str:
+    """Where a process's number means that process: containers number theirs from 1, and have a name each."""
+    return f" on {socket.gethostname()}"
