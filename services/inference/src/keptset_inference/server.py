@@ -11,7 +11,7 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.launchers.launcher import create_server_socket, serve_http
-from vllm.logger import init_logger
+from vllm.logger import configure_logging_if_needed, init_logger
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import set_ulimit
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -55,6 +55,8 @@ async def serve(settings: InferenceSettings, capture: Choice | None) -> None:
         StartError: the text says what is wrong and the way out.
     """
     arguments = engine_arguments(settings)
+    # vLLM does so as it makes its configuration: whom we wait for until then would be said to nobody.
+    configure_logging_if_needed(arguments.create_logging_config())
     if capture is not None:
         logger.info("kept sets: capture %s (%s)", capture.kind, capture.reason)
     kind = None if capture is None else capture.kind

@@ -1,6 +1,8 @@
 """The order of falling asleep and waking, one at a time, and what a failure leaves behind."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -15,6 +17,14 @@ from . import test_update
 from .facts import facts
 from .test_published import EXPECTED, publish
 from .test_update import whole
+
+START = """
+import sys
+from keptset_inference import __main__, server
+
+server.START_PATIENCE = 0.1
+__main__.main(["--model", sys.argv[1], "--gpu-lock", sys.argv[2], "--port", "0"])
+"""
 
 FALL_ASLEEP = ["sleep 1 keep"]
 
@@ -225,3 +235,14 @@ async def test_what_may_be_there_in_part_breaks_the_server(server, fault, versio
     assert server.turn.held, "the trainer must not come where memory may still be taken"
     with pytest.raises(RequestError, match="restart the server"):
         await server.sleeper.wake()
+
+
+def test_a_server_that_starts_says_who_has_the_gpu(tmp_path):
+    """In a process of its own: nothing was logged there before, and so nothing set vLLM's logging up."""
+    trainer = GpuTurn(tmp_path / "gpu.lock", "the trainer", shared=False)
+    assert trainer.try_to_take()
+    command = [sys.executable, "-c", START, str(tmp_path), str(trainer.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert f"waiting for the GPU, which {trainer.name} has ({trainer.path})" in done.stdout, done.stderr
+    assert f"keptset-inference: waited 0 s for the GPU, which {trainer.name} has" in done.stderr
+    assert done.returncode == 1
