@@ -30,8 +30,17 @@ class Started:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     children: list["subprocess.Popen[str]"] = field(default_factory=list)
 
-    def start(self, module: str, *arguments: object, name: str | None = None) -> "subprocess.Popen[str]":
-        """`python -m module ...`; its output in <folder>/<name>.out and .err (unset: the module)."""
+    def start(
+        self,
+        module: str,
+        *arguments: object,
+        name: str | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> "subprocess.Popen[str]":
+        """`python -m module ...`; its output in <folder>/<name>.out and .err (unset: the module).
+
+        `environment` is what it has beside this process's.
+        """
         name = name or module
         with (
             (self.folder / f"{name}.out").open("w") as out,
@@ -41,7 +50,7 @@ class Started:
                 # ends with us, also where a process of `pytest -n` is killed and no fixture is torn down
                 ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", module, *map(str, arguments)],
                 cwd=self.folder,
-                env=os.environ | {MARK: self.mark},
+                env=os.environ | (environment or {}) | {MARK: self.mark},
                 stdout=out,
                 stderr=err,
                 text=True,

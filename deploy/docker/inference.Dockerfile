@@ -30,7 +30,7 @@ RUN apt-get update -qq \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt \
  && groupadd --gid 10001 keptset \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin keptset \
- && for name in models weights runs trainer secrets; do \
+ && for name in models weights runs trainer gpu secrets; do \
       install -d -o keptset -g keptset -m 0750 /var/lib/keptset/$name; done
 COPY --from=build /opt/keptset /opt/keptset
 COPY deploy/docker/health.py /opt/keptset/

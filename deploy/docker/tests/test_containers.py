@@ -7,6 +7,7 @@ import docker
 import docker.errors
 import httpx
 import pytest
+import yaml
 
 from .compose_project import Project, kill
 from .conftest import STEPS
@@ -182,10 +183,29 @@ def test_asked_to_stop_a_server_ends_its_requests_first(project: Project):
 
 
 @pytest.mark.parametrize(
-    "override", [(), ("gpu",), ("monitoring",), ("secrets",), ("gpu", "monitoring", "secrets")]
+    ("override", "devices"),
+    [
+        ((), ([], [])),
+        (("gpu",), (["0"], ["1"])),
+        (("colocated",), (["0"], ["0"])),
+        (("monitoring",), ([], [])),
+        (("secrets",), ([], [])),
+        (("gpu", "monitoring", "secrets"), (["0"], ["1"])),
+        (("colocated", "monitoring", "secrets"), (["0"], ["0"])),
+    ],
 )
-def test_overrides_fit_the_project(engine, override):
+def test_overrides_fit_the_project(engine, override, devices):
     client, tools, socket = engine
     files = [f"deploy/compose.{name}.yml" for name in override]
-    merged = Project(client, tools, socket).compose("config", files=files)
-    assert "keptset-inference" in merged
+    merged = yaml.safe_load(Project(client, tools, socket).compose("config", files=files))["services"]
+    for service, ids in zip(("inference", "trainer"), devices, strict=True):
+        resources = merged[service].get("deploy", {}).get("resources", {})
+        found = [
+            one
+            for device in resources.get("reservations", {}).get("devices", [])
+            for one in device["device_ids"]
+        ]
+        assert found == ids, "what several files say of devices is added up"
+        turns = merged[service]["environment"].get("KEPTSET_COLOCATED")
+        assert (str(turns).lower() == "true") == ("colocated" in override)
+        assert ("/var/lib/keptset/gpu" in str(merged[service]["volumes"])) == ("colocated" in override)

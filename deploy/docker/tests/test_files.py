@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -68,14 +69,20 @@ def test_dockerfiles_start_from_one_pinned_base(service):
     assert "latest" not in text
 
 
-@pytest.mark.parametrize("service", ["inference", "trainer", "orchestrator"])
-def test_settings_are_those_that_the_services_take(service, tmp_path, monkeypatch):
+def settings_of(service: str, environment: dict[str, str], tmp_path: Path, monkeypatch) -> Any:
+    """What a service takes of the demo's file and of its container's environment."""
     (tmp_path / "secret").write_text("secret")
-    for name, text in PROJECT["services"][service]["environment"].items():
+    for name, text in environment.items():
         if name.startswith("KEPTSET_"):
             value = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
             monkeypatch.setenv(name, str(tmp_path / "secret") if name.endswith("_FILE") else value)
-    settings = load_service(service, ["--config", str(ROOT / "deploy" / "local" / "reverse-text.toml")])
+    return load_service(service, ["--config", str(ROOT / "deploy" / "local" / "reverse-text.toml")])
+
+
+@pytest.mark.parametrize("service", ["inference", "trainer", "orchestrator"])
+def test_settings_are_those_that_the_services_take(service, tmp_path, monkeypatch):
+    environment = PROJECT["services"][service]["environment"]
+    settings = settings_of(service, environment, tmp_path, monkeypatch)
     assert settings.internal_token.get_secret_value() == "secret"
     expected = {
         "inference": {"model": "/var/lib/keptset/models/warm-start", "port": 8000, "weights_dir": "weights"},
@@ -85,3 +92,35 @@ def test_settings_are_those_that_the_services_take(service, tmp_path, monkeypatc
     for name, value in expected[service].items():
         place = Path("/var/lib/keptset") / str(value) if name.endswith("_dir") else value
         assert getattr(settings, name) == place
+
+
+@pytest.mark.parametrize("service", ["inference", "trainer", "orchestrator"])
+def test_colocated_services_mean_the_same_lock_on_a_volume_of_both(service, tmp_path, monkeypatch):
+    override = yaml.safe_load((ROOT / "deploy" / "compose.colocated.yml").read_text())
+    own = override["services"][service]
+    environment = PROJECT["services"][service]["environment"] | own["environment"]
+    settings = settings_of(service, environment, tmp_path, monkeypatch)
+    if service == "orchestrator":
+        assert settings.colocated
+        return
+    assert settings.gpu_lock == Path("/var/lib/keptset/gpu/lock")
+    assert own["volumes"] == [f"gpu:{settings.gpu_lock.parent}"]
+    assert "gpu" in override["volumes"]
+    dockerfile = (ROOT / "deploy" / "docker" / f"{service}.Dockerfile").read_text()
+    (made,) = re.findall(r"for name in (.*); do", dockerfile)
+    assert settings.gpu_lock.parent.name in made.split(), "a new volume has the owner of the image's folder"
+
+
+def test_colocated_services_differ_from_those_on_two_gpus_in_turns_and_device_alone():
+    """The files stand side by side: one over the other would give the trainer both devices."""
+    apart, together = services("compose.gpu.yml"), services("compose.colocated.yml")
+    turns = together.pop("orchestrator")["environment"]
+    assert turns["KEPTSET_COLOCATED"] == "true"
+    for name in ("inference", "trainer"):
+        one, other = apart[name], together[name]
+        (device,) = one["deploy"]["resources"]["reservations"]["devices"]
+        device["device_ids"] = ["${KEPTSET_GPU:-0}"]
+        one["environment"] = turns | one["environment"]
+        assert other.pop("healthcheck") == {"start_period": "30m"}, "as long as Kubernetes gives it to start"
+        assert other.pop("volumes")
+    assert together == apart
