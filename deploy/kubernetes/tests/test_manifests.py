@@ -69,6 +69,14 @@ def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
     }
 
 
+def home_of(container: str, manifests: list[Manifest]) -> str:
+    """Name of the workload whose pods have this container."""
+    (name,) = [
+        name for name, pod in pods(manifests).items() if container in {c["name"] for c in pod["containers"]}
+    ]
+    return name
+
+
 @pytest.mark.parametrize("overlay", NAMES)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_are_valid(rendered, overlay, version):
@@ -135,7 +143,8 @@ def test_who_calls_finds_whom_it_calls(rendered, overlay):
     }
     jobs = {m["metadata"]["name"] for m in rendered[overlay] if m["kind"] == "Job"}
     assert ("orchestrator" in jobs) == (overlay in RUNS)
-    assert [count > 0 for count in replicas.values()] == [overlay in RUNS] * 2
+    assert {home_of(name, rendered[overlay]) for name in ("inference", "trainer")} == replicas.keys()
+    assert {count > 0 for count in replicas.values()} == {overlay in RUNS}
 
 
 @pytest.mark.parametrize("overlay", RUNS)
@@ -148,12 +157,13 @@ def test_prometheus_reaches_every_service(rendered, overlay):
         (workload,) = [
             m
             for m in rendered[overlay]
-            if m["kind"] in ("StatefulSet", "Job") and m["metadata"]["name"] == name
+            if m["kind"] in ("StatefulSet", "Job")
+            and m["metadata"]["name"] == home_of(name, rendered[overlay])
         ]
         assert wanted <= workload["spec"]["template"]["metadata"]["labels"].items(), name
 
 
-@pytest.mark.parametrize("overlay", RUNS)
+@pytest.mark.parametrize("overlay", [name for name in RUNS if name != "colocated"])
 def test_orchestrator_knows_every_server(rendered, overlay):
     (servers,) = [
         m for m in rendered[overlay] if (m["kind"], m["metadata"]["name"]) == ("StatefulSet", "inference")
@@ -172,7 +182,7 @@ def test_settings_are_those_that_the_services_take(rendered, overlay, tmp_path, 
     (tmp_path / "run.toml").write_text(config["data"]["run.toml"])
     (tmp_path / "secret").write_text("secret")
     for pod in pods(rendered[overlay]).values():
-        for entry in pod["containers"][0].get("env", []):
+        for entry in [entry for container in pod["containers"] for entry in container.get("env", [])]:
             if entry["name"].startswith("KEPTSET_"):
                 is_file = entry["name"].endswith("_FILE")
                 monkeypatch.setenv(entry["name"], str(tmp_path / "secret") if is_file else entry["value"])
@@ -180,3 +190,67 @@ def test_settings_are_those_that_the_services_take(rendered, overlay, tmp_path, 
     assert run.inference.enable_return_sampling_mask
     assert run.inference.weights_dir == run.trainer.weights_dir
     assert run.trainer.internal_token == run.inference.internal_token == run.orchestrator.internal_token
+    assert run.colocated == (overlay == "colocated")
+
+
+@pytest.mark.parametrize("overlay", NAMES)
+def test_what_is_called_by_a_name_is_that_containers_port(rendered, overlay):
+    """Of two ports with one name in a pod, all of its services get the first."""
+    for name, pod in pods(rendered[overlay]).items():
+        ports = [port["name"] for container in pod["containers"] for port in container.get("ports", [])]
+        assert len(ports) == len(set(ports)), name
+        for container in pod["containers"]:
+            own = {port["name"] for port in container.get("ports", [])}
+            probes = [container[kind] for kind in container if kind.endswith("Probe")]
+            assert {probe["httpGet"]["port"] for probe in probes} <= own, name
+
+
+def test_colocated_services_are_one_pod_that_has_a_nodes_only_gpu_twice(rendered):
+    pod = pods(rendered["colocated"])["trainer"]
+    containers = {container["name"]: container for container in pod["containers"]}
+    assert containers.keys() == {"inference", "trainer"}
+    asked = [container["resources"]["limits"]["nvidia.com/gpu"] for container in containers.values()]
+    assert asked == ["1", "1"], "the plugin may refuse more than one share a container"
+    assert pod["nodeSelector"] == {
+        "nvidia.com/gpu.count": "1",
+        "nvidia.com/gpu.replicas": "2",
+        "nvidia.com/gpu.sharing-strategy": "time-slicing",
+    }
+    lock = Path("/var/lib/keptset/gpu/lock")
+    folders = {}
+    for name, container in containers.items():
+        env = {entry["name"]: entry["value"] for entry in container["env"]}
+        assert env["KEPTSET_COLOCATED"] == "true"
+        assert env[f"KEPTSET_{name.upper()}__GPU_LOCK"] == str(lock)
+        folders[name] = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        assert folders[name][str(lock.parent)] == {"name": "gpu", "mountPath": str(lock.parent)}
+    shared = {path for path, m in folders["inference"].items() if m == folders["trainer"].get(path)}
+    assert shared == {str(lock.parent), "/etc/keptset", "/var/run/keptset", "/var/lib/keptset/models"}
+    assert folders["inference"]["/var/lib/keptset/weights"]["readOnly"]
+    assert not folders["trainer"]["/var/lib/keptset/weights"].get("readOnly")
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert "emptyDir" in volumes["gpu"]
+    assert not volumes["weights"]["persistentVolumeClaim"].get("readOnly"), "nobody could publish"
+
+
+def test_colocated_services_are_reached_also_while_one_of_them_waits_for_the_other(rendered):
+    """The pod is not ready then; its addresses must lead to it, and let the orchestrator and clients in."""
+    by_name = {(m["kind"], m["metadata"]["name"]): m for m in rendered["colocated"]}
+    labels = by_name["StatefulSet", "trainer"]["spec"]["template"]["metadata"]["labels"].items()
+    pod = pods(rendered["colocated"])["trainer"]
+    ports = {port["name"]: port["containerPort"] for c in pod["containers"] for port in c["ports"]}
+    for name, port in (("inference", 8000), ("generate", 8000), ("trainer", 8001)):
+        spec = by_name["Service", name]["spec"]
+        assert spec["selector"].items() <= labels
+        assert [(p["port"], ports[p["targetPort"]]) for p in spec["ports"]] == [(port, port)]
+        assert spec.get("publishNotReadyAddresses", False) == (name != "generate")
+    job = pods(rendered["colocated"])["orchestrator"]["containers"][0]
+    env = {entry["name"]: entry["value"] for entry in job["env"]}
+    assert env["KEPTSET_ORCHESTRATOR__INFERENCE_URLS"] == '["http://inference:8000"]'
+    assert env["KEPTSET_ORCHESTRATOR__TRAINER_URL"] == "http://trainer-0.trainer:8001"
+    for rule in by_name["NetworkPolicy", "orchestrator"]["spec"]["egress"]:
+        assert rule["to"][0]["podSelector"]["matchLabels"].items() <= labels
+    for name in ("inference", "trainer"):
+        assert by_name["NetworkPolicy", name]["spec"]["podSelector"]["matchLabels"].items() <= labels
+    budgets = [name for kind, name in by_name if kind == "PodDisruptionBudget"]
+    assert budgets == ["trainer"], "a pod with two budgets cannot be evicted"
