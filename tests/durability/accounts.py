@@ -61,7 +61,10 @@ def settle(run: KilledRun) -> Accounts:
         expect(f"examples of step {step}", cursor, [((step - 1) * run.prompts, step * run.prompts)])
     state.close()
     expect("newest weights", max(path.name for path in (folder / "weights").iterdir()), f"v{run.steps:06d}")
-    expect("optimiser steps", _optimiser_steps(folder, run.steps), {float(run.steps)})
+    checkpoint = max((folder / "trainer" / "checkpoints").glob("step-*"))
+    saved = int(checkpoint.name.removeprefix("step-"))
+    expect(f"checkpoint of step {saved} is recent", run.steps - saved < run.checkpoint_interval, True)
+    expect("optimiser steps", _optimiser_steps(checkpoint), {float(saved)})
     return Accounts(lost, repeated, faults)
 
 
@@ -70,10 +73,10 @@ def _samples(run: KilledRun, step: int) -> list[str]:
     return sorted(f"reverse-text/{step}/{prompt}/{index}" for prompt, index in pairs)
 
 
-def _optimiser_steps(folder: Path, step: int) -> set[float]:
+def _optimiser_steps(checkpoint: Path) -> set[float]:
     """How many steps AdamW has counted for each weight: one trained twice counts twice."""
     found: set[float] = set()
-    for path in (folder / "trainer" / "checkpoints" / f"step-{step:06d}" / "state").rglob("*.safetensors"):
+    for path in (checkpoint / "state").rglob("*.safetensors"):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 if name == "steps" or name.endswith("/steps"):

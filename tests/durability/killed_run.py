@@ -35,6 +35,7 @@ class KilledRun:
     group_size: int
     level: int
     colocated: bool = False
+    checkpoint_interval: int = 1
     killed: list[Kill] = field(default_factory=list)
     recovered: list[tuple[str, float]] = field(default_factory=list)
     """Victims, and seconds from the kill to the next row."""
@@ -59,7 +60,8 @@ class KilledRun:
             "--orchestrator.train.prompts_per_step", self.prompts,
             "--orchestrator.train.group_size", self.group_size,
             "--orchestrator.max_async_level", self.level, "--colocated", str(self.colocated).lower(),
-            "--trainer.row_tokens", 256, "--inference.vllm.max_num_seqs", 8,
+            "--trainer.row_tokens", 256, "--trainer.checkpoint_interval", self.checkpoint_interval,
+            "--inference.vllm.max_num_seqs", 8,
             "--restarts", 20, "--warm_start.directory", self.started.model,
             "--orchestrator.startup_timeout", UNTIL_HEALTHY,
         )  # fmt: skip

@@ -30,8 +30,15 @@ def test_the_same_seed_draws_the_same_kills():
 def test_a_run_survives_kills_of_anything(started, sections, colocated):
     """Also where engine and trainer take turns: whoever dies holds no turn, and has to wait for the next."""
     seed = seed_of_draw()
+    level, interval = (0, 1) if colocated else (1, 3)
     run = KilledRun(
-        started, steps=20, prompts=2, group_size=2, level=0 if colocated else 1, colocated=colocated
+        started,
+        steps=20,
+        prompts=2,
+        group_size=2,
+        level=level,
+        colocated=colocated,
+        checkpoint_interval=interval,
     )
     victims = ["orchestrator", "trainer", "inference", "keptset"]
     more = [] if colocated else ["orchestrator", "orchestrator", "trainer"]

@@ -27,7 +27,14 @@ def test_runs_survive_for_an_hour(tmp_path, demo_model, sections):
         folder = tmp_path / f"run-{number}"
         folder.mkdir()
         processes = Started(folder, demo_model)
-        run = KilledRun(processes, steps=20, prompts=2, group_size=2, level=(seed + number) % 3)
+        run = KilledRun(
+            processes,
+            steps=20,
+            prompts=2,
+            group_size=2,
+            level=(seed + number) % 3,
+            checkpoint_interval=1 + (seed + number) % 4,
+        )
         victims = [VICTIMS[index % len(VICTIMS)] for index in range(KILLS)]
         try:
             run.go(draw(seed + number, victims, run.steps, 1.0))

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 from kept_tokens import KeptTokens
 from kept_tokens.messages import TrainingBatch, TrainingSample
 from keptset_settings import TrainerSettings
+from keptset_trainer import train
 from keptset_trainer.warm_start.tokenizer import VOCAB_SIZE, byte_tokenizer
 
 torch.set_num_threads(1)  # the suites of this repository share few cores
@@ -109,3 +110,13 @@ def settings(tiny_directory: Path, tmp_path: Path) -> TrainerSettings:
         row_tokens=64,
         optimizer={"lr": 1e-3},
     )
+
+
+@pytest.fixture
+def leaves_when_there_is_nothing_to_train(monkeypatch):
+    """A loop that is called in this process trains what lies in its spool, and ends."""
+    wait = train.wait_for_batch
+    monkeypatch.setattr(
+        train, "wait_for_batch", lambda path, *rest: wait(path, *rest) if path.exists() else None
+    )
+    monkeypatch.setattr(train, "stop_on_sigterm", lambda: lambda: False)

@@ -3,9 +3,7 @@
 import errno
 import json
 import os
-import random
 import resource
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,51 +11,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.api import CheckpointException
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kept_tokens.messages import StepResult, decode, encode
-from keptset_trainer import checkpoint, durable, train, weights
+from kept_tokens.messages import StepResult, decode
+from keptset_trainer import durable, weights
 from keptset_trainer.disk_errors import DiskRefused
 from keptset_trainer.folders import Folders
-from keptset_trainer.ranks import Ranks
 
+from .stored_run import bytes_under, folders_of, results_of, run, spool
 
-@pytest.fixture(autouse=True)
-def leave_when_there_is_nothing_to_train(monkeypatch):
-    wait = train.wait_for_batch
-    monkeypatch.setattr(
-        train, "wait_for_batch", lambda path, *rest: wait(path, *rest) if path.exists() else None
-    )
-    monkeypatch.setattr(train, "stop_on_sigterm", lambda: lambda: False)
-
-
-def folders_of(settings) -> Folders:
-    folders = Folders(settings.output_dir, settings.weights_dir)
-    folders.create()
-    return folders
-
-
-def spool(folders: Folders, *batches) -> None:
-    for batch in batches:
-        folders.batch(batch.step).write_bytes(encode(batch))
-
-
-def run(settings) -> None:
-    train.train(settings, Ranks(torch.device("cpu")), os.getppid())
-
-
-def bytes_under(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def results_of(folders: Folders) -> dict[str, dict]:
-    results = {p.name: json.loads(p.read_bytes()) for p in sorted(folders.results.iterdir())}
-    for result in results.values():
-        del result["metrics"]["seconds/train"]
-        for name in ("publish", "offload", "reload"):  # not known of what was made up after a kill
-            result["metrics"].pop(f"seconds/{name}", None)
-    return results
+pytestmark = pytest.mark.usefixtures("leaves_when_there_is_nothing_to_train")
 
 
 def test_the_first_start_publishes_the_model_itself(settings, tiny_directory):
@@ -149,80 +112,6 @@ def test_nothing_on_disk_is_a_pickle(settings, make_batch):
     assert endings <= {".safetensors", ".json", ".msgpack", ".jinja"}
 
 
-class Killed(BaseException):
-    """What a kill -9 looks like from inside."""
-
-
-def killed_before(write: int, monkeypatch) -> list[int]:
-    """From the write of that number on nothing reaches the disk any more; the list counts the writes."""
-    count = [0]
-
-    def dying(function):
-        def call(*arguments, **options):
-            count[0] += 1
-            if count[0] > write:
-                raise Killed
-            return function(*arguments, **options)
-
-        return call
-
-    for owner, name in (
-        (durable, "fsync_path"),
-        (Path, "rename"),
-        (Path, "replace"),
-        (Path, "unlink"),
-        (Path, "mkdir"),
-        (shutil, "rmtree"),
-        (shutil, "copyfile"),
-        (os, "link"),
-        (checkpoint.dcp, "save"),
-    ):
-        monkeypatch.setattr(owner, name, dying(getattr(owner, name)))
-    return count
-
-
-def test_a_trainer_killed_before_any_write_loses_and_repeats_nothing(
-    settings, make_batch, tmp_path, monkeypatch
-):
-    batches = [make_batch(step, samples=3) for step in (1, 2, 3)]
-
-    def fresh(name: str):
-        changed = settings.model_copy(
-            update={
-                "output_dir": tmp_path / name,
-                "weights_dir": tmp_path / f"{name}-weights",
-                "keep_weights": 2,
-            }
-        )
-        folders = folders_of(changed)
-        spool(folders, *batches)
-        return changed, folders
-
-    undisturbed, expected = fresh("undisturbed")
-    with monkeypatch.context() as patch:
-        writes = killed_before(10**9, patch)
-        run(undisturbed)
-    assert writes[0] > 100
-    # One in fifteen takes ten seconds, all of them minutes; which ones is drawn anew each time.
-    for write in range(random.randrange(15), writes[0], 15):
-        killed, folders = fresh(f"killed-{write}")
-        with monkeypatch.context() as patch:
-            killed_before(write, patch)
-            with pytest.raises((Killed, CheckpointException)):  # which is what the saving makes of it
-                run(killed)
-        published = bytes_under(folders.weights)
-        run(killed)
-        for name, content in published.items():
-            if not name.startswith(durable.TEMPORARY) and (folders.weights / name).exists():
-                assert (folders.weights / name).read_bytes() == content, (
-                    f"{name} changed after it was published"
-                )
-        assert bytes_under(folders.weights) == bytes_under(expected.weights), f"killed before write {write}"
-        assert results_of(folders) == results_of(expected), f"killed before write {write}"
-        shutil.rmtree(folders.output)
-        shutil.rmtree(folders.weights)
-
-
 def test_a_published_version_that_is_other_than_the_checkpoint_stops_the_start(settings, make_batch):
     folders = folders_of(settings)
     spool(folders, make_batch(1))
@@ -234,12 +123,14 @@ def test_a_published_version_that_is_other_than_the_checkpoint_stops_the_start(s
         run(settings)
 
 
-def test_a_version_newer_than_every_checkpoint_stops_the_start(settings, make_batch):
+def test_a_version_newer_than_every_checkpoint_without_its_batch_stops_the_start(settings, make_batch):
     folders = folders_of(settings)
     spool(folders, make_batch(1))
     run(settings)
     durable.remove_directory(folders.checkpoint(1))
-    with pytest.raises(ValueError, match=r"holds version 1, but the newest checkpoint is .*step-000000"):
+    folders.batch(1).unlink()
+    said = r"holds version 1, but the newest checkpoint is .*step-000000, and .*step-000001.msgpack is not"
+    with pytest.raises(ValueError, match=said):
         run(settings)
 
 

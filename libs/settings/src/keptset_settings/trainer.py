@@ -193,12 +193,17 @@ class TrainerSettings(Table):
     """File by whose lock engines and trainer take turns on a GPU. If set, the trainer's states are on the GPU
     only while it steps. A run with colocated = true takes runs/<name>/gpu.lock."""
 
+    checkpoint_interval: int = Field(default=1, ge=1)
+    """Steps from one checkpoint (float32 weights and moments) to the next; one is written when the trainer is
+    told to stop, too. Weights are published after every step. After a start, what came after the newest
+    checkpoint is trained once more, from batches that stay in the spool for it."""
+
     keep_weights: int = Field(default=3, ge=2)
     """Published versions that stay on disk."""
 
     keep_batches: int = Field(default=2, ge=2)
-    """Trained batches that stay on disk, for `keptset replay`, which needs the weights before them as well:
-    keep_weights at least one more."""
+    """Trained batches that stay on disk, at least, for `keptset replay`, which needs the weights before them
+    as well: keep_weights at least one more."""
 
     unsafe_ignore_kept_tokens: bool = False
     """For comparison only: train as if no masks had come. Marks every metric row."""

@@ -74,20 +74,33 @@ def save(
             process_group=ranks.group,
             no_dist=ranks.group is None,
         )
-    exported = {}
-    for name, values in published(model, weights):
-        if ranks.is_first:
-            exported[name] = values.cpu()
+    exported = whole_weights(model, weights, ranks)
 
     def finish() -> None:
-        model.save_pretrained(temporary, state_dict=exported, max_shard_size=ONE_FILE)
-        for pattern in TOKENIZER_FILES:
-            for file in tokenizer_from.glob(pattern):
-                shutil.copyfile(file, temporary / file.name)
+        write_model(temporary, model, exported, tokenizer_from)
         write_json(temporary / "checkpoint.json", record)
         finish_directory(temporary, path)
 
     ranks.first_alone(finish)
+
+
+def whole_weights(model: PreTrainedModel, weights: MasterWeights, ranks: Ranks) -> dict[str, Tensor]:
+    """What a version consists of, on the first rank's CPU; empty on the others. Every rank calls this."""
+    exported = {}
+    for name, values in published(model, weights):
+        if ranks.is_first:
+            exported[name] = values.cpu()
+    return exported
+
+
+def write_model(
+    directory: Path, model: PreTrainedModel, exported: dict[str, Tensor], tokenizer_from: Path
+) -> None:
+    """A transformers model: weights in one file, config, and the tokenizer of another directory."""
+    model.save_pretrained(directory, state_dict=exported, max_shard_size=ONE_FILE)
+    for pattern in TOKENIZER_FILES:
+        for file in tokenizer_from.glob(pattern):
+            shutil.copyfile(file, directory / file.name)
 
 
 def published(model: PreTrainedModel, weights: MasterWeights) -> Iterator[tuple[str, Tensor]]:

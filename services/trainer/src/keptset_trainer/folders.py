@@ -2,10 +2,11 @@
 
 The ingest process writes `spool/` and `settings.json`, the training loop the rest:
 
-    spool/step-000001.msgpack     an accepted batch, as it came; the last `keep_batches` trained ones
+    spool/step-000001.msgpack     an accepted batch, as it came; of trained ones the last `keep_batches` and
+                                  those that came after the older checkpoint
     results/step-000001.json      what the step gave; kept for ever
     scores/step-000001.msgpack    its full-vocabulary logprobs, if they are wanted; of the last two steps
-    checkpoints/step-000001/      model, training state and result after the step; the last two
+    checkpoints/step-000001/      model, training state and result after every n-th step; the last two
     errand.json, errand-done.json what ingest asks of the loop between steps, and the answer
     loop.json                     what the living loop is doing
     rendezvous                    where the loop's ranks meet, if there are several

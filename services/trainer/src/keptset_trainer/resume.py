@@ -39,15 +39,17 @@ def check_untouched(folders: Folders) -> None:
 
 
 def check_same_run(start: Path, record: dict[str, Any], model: str, folders: Folders) -> None:
-    """A directory belongs to one model, and no published version is newer than the checkpoint."""
+    """A directory belongs to one model, and the batches of versions after the checkpoint are there."""
     if record["model"] != model:
         raise ValueError(
             f"{start} was trained from trainer.model {record['model']!r}, not from {model!r}; "
             "choose another trainer.output_dir and weights_dir, or set the model back"
         )
     published = max(numbered(folders.weights, "v"), default=0)
-    if published > record["step"]:
+    missing = [step for step in range(record["step"] + 1, published + 1) if not folders.batch(step).exists()]
+    if missing:
         raise ValueError(
-            f"{folders.weights} holds version {published}, but the newest checkpoint is {start}; "
-            "put back the newer checkpoint, or choose another trainer.output_dir and weights_dir"
+            f"{folders.weights} holds version {published}, but the newest checkpoint is {start}, and "
+            f"{folders.batch(missing[0])} is not there to be trained once more; put back the newer "
+            "checkpoint or that batch, or choose another trainer.output_dir and weights_dir"
         )

@@ -2,8 +2,9 @@
 
 Reads batches from files and leaves checkpoints, weights and results as files (see `folders`). The order
 checkpoint -> weights -> result makes every moment a safe one to be killed at: what is missing is made up at
-the next start from what is there. On a GPU that engines use too (`one_gpu`) the trainer has left it before
-the result is there: whoever reads that wakes an engine.
+the next start from what is there, and steps after the newest checkpoint are trained once more (see `saver`).
+On a GPU that engines use too (`one_gpu`) the trainer has left it before the result is there: whoever reads
+that wakes an engine.
 """
 
 import os
@@ -35,6 +36,7 @@ from .packing import pack
 from .prepare import chosen_sharding, prepare
 from .ranks import Ranks
 from .resume import where_to_start
+from .saver import Saver
 from .schedule import learning_rate
 from .train_step import Abandoned, NotFinite, train_step
 from .weight_sender import WeightSender
@@ -87,16 +89,19 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
         weight_decay=settings.optimizer.weight_decay,
     )
     loss = loss_function(settings.loss)
-    tokenizer_from = start or checkpoint.directory_of(settings.model)
-    if start is None:
-        start = folders.checkpoint(0)
-        with writing("the first checkpoint", folders.checkpoints):
-            checkpoint.save(start, policy.model, weights, optimizer, ranks, tokenizer_from, record)
-        tokenizer_from = start
-    else:
+    if start is not None:
         checkpoint.restore(start, weights, optimizer, ranks)
-    # what a killed process may have left undone
-    ranks.first_alone(partial(publish, folders, start, record["step"]))
+    saver = Saver(
+        folders,
+        policy.model,
+        weights,
+        optimizer,
+        ranks,
+        interval=settings.checkpoint_interval,
+        tokenizer_from=start or checkpoint.directory_of(settings.model),
+        log=log,
+    )
+    saver.begin(start, record)
     if one_gpu is not None:
         one_gpu.leave(policy.model, weights, optimizer)
     ranks.first_alone(partial(finish, folders, record, settings.keep_weights, settings.keep_batches))
@@ -121,7 +126,8 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
         check_samples(rows.own_samples(), vocab_size, rows.indices)
         torch.manual_seed(settings.seed + step)  # the same step again is the same step
         lr = optimizer.param_groups[0]["lr"] = learning_rate(step, settings.optimizer)
-        full_scores = FullScores() if settings.full_vocabulary_scores else None
+        wants_scores = settings.full_vocabulary_scores and not saver.is_again(step)
+        full_scores = FullScores() if wants_scores else None
         try:
             metrics, grad_norm = train_step(
                 scorer,
@@ -151,7 +157,7 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
             seconds=time.monotonic() - began,
             ignored_masks=settings.unsafe_ignore_kept_tokens,
         )
-        if full_scores is not None:  # before the checkpoint, after which the step is not done again
+        if full_scores is not None:  # before the weights, after which the step's scores are not made again
             scores = full_scores.of_samples(batch.samples, ranks)
             if ranks.is_first:
                 with writing(f"step {step}: its scores", folders.scores):
@@ -164,11 +170,7 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
             "model": settings.model,
         }
         saving = time.monotonic()
-        saved = folders.checkpoint(step)
-        with writing(f"step {step}: its checkpoint", folders.checkpoints):
-            checkpoint.save(saved, policy.model, weights, optimizer, ranks, tokenizer_from, record)
-        tokenizer_from = saved
-        ranks.first_alone(partial(publish, folders, saved, step))
+        saver.after(record)
         took["seconds/publish"] = time.monotonic() - saving
         if one_gpu is not None:
             took |= one_gpu.leave(policy.model, weights, optimizer)
@@ -180,12 +182,8 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
             said = "" if mismatch is None else f", mismatch KL {mismatch:.2g}"
             log(f"step {step}: loss {result['loss']:.4g}{said}")
         del batch, rows  # the file is not mapped while the next one is waited for
-
-
-def publish(folders: Folders, saved: Path, step: int) -> None:
-    """Let inference have a checkpoint's weights; done again after a restart it changes nothing."""
-    with writing(f"step {step}: its weights", folders.weights):
-        weights.publish(saved, folders, step)
+    if one_gpu is None:  # else its states are not where they are saved from, and engines may have the GPU
+        saver.at_the_end(record)
 
 
 def finish(
@@ -211,9 +209,13 @@ def finish(
             write_json(folders.result(step), result)
     weights.keep_newest(folders, keep_weights)
     checkpoint.keep_newest(folders)
-    for folder, keep in ((folders.spool, keep_batches), (folders.scores, checkpoint.KEEP)):
+    oldest = min(numbered(folders.checkpoints, "step-"))  # what came after it is needed to go on from it
+    for folder, newest_to_go in (
+        (folders.spool, min(step - keep_batches, oldest)),
+        (folders.scores, step - checkpoint.KEEP),
+    ):
         for old, path in numbered(folder, "step-").items():
-            if old <= step - keep:
+            if old <= newest_to_go:
                 path.unlink()  # its hash is in the result
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ def publish(checkpoint: Path, folders: Folders, version: int) -> None:
     for path in sorted(checkpoint.iterdir()):
         if path.is_file() and path.name != "checkpoint.json":
             link_or_copy(path, temporary / path.name)
+    write_json(temporary / "manifest.json", {"version": version, "tensors": tensors})
+    finish_directory(temporary, target)
+
+
+def publish_new(write: Callable[[Path], None], folders: Folders, version: int) -> None:
+    """Make the model that `write` writes into a directory version `version`, which is not there yet."""
+    target = folders.version(version)
+    temporary = new_directory(target)
+    write(temporary)
+    tensors = tensors_of(temporary / "model.safetensors")
     write_json(temporary / "manifest.json", {"version": version, "tensors": tensors})
     finish_directory(temporary, target)
 
