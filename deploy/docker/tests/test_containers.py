@@ -146,6 +146,7 @@ def test_asked_to_stop_a_server_ends_its_requests_first(project: Project):
     body = {"token_ids": [3, 97, 98, 99], "sampling_params": sampling, "kept_tokens": False}
     answers: list[tuple[float, httpx.Response]] = []  # when it was there
     refused_at: list[float] = []  # when it was sent
+    refusals: list[tuple[float, httpx.Response]] = []  # when it was there
 
     def ask_until_refused() -> None:
         """A client that is never without a request: whatever the moment, some are being sampled."""
@@ -156,8 +157,12 @@ def test_asked_to_stop_a_server_ends_its_requests_first(project: Project):
                 answer = httpx.post(url, headers=shown, json=body, timeout=200, trust_env=False)
             except httpx.TransportError:
                 refused_at.append(sent)
-            else:
-                answers.append((time.monotonic(), answer))
+                return
+            if answer.status_code == 503:
+                refused_at.append(sent)
+                refusals.append((time.monotonic(), answer))
+                return
+            answers.append((time.monotonic(), answer))
 
     def is_sampling() -> bool:
         shown = {"Authorization": f"Bearer {token}"}
@@ -177,6 +182,10 @@ def test_asked_to_stop_a_server_ends_its_requests_first(project: Project):
     assert all(len(c["token_ids"]) == 100 for _, answer in answers for c in answer.json()["choices"])
     assert max(there for there, _ in answers) > asked_to_stop, "no request was under way"
     assert min(refused_at) > asked_to_stop - 1, "a request that was under way was cut off"
+    for there, refusal in refusals:
+        assert there > asked_to_stop, "refused before it was asked to stop"
+        assert refusal.json()["error"]["code"] == "stopping"
+        assert int(refusal.headers["retry-after"]) > 0
     assert project.container("inference").attrs["State"]["ExitCode"] == 0
     project.container("trainer").stop(timeout=75)
     assert project.container("trainer").attrs["State"]["ExitCode"] == 0

@@ -1,5 +1,5 @@
-"""What every request passes before anything else looks at it: secrets, load, size, and whether the server may
-answer and is awake.
+"""What every request passes before anything else looks at it: secrets, whether the server stops, load, size,
+and whether it may answer and is awake.
 """
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -9,6 +9,7 @@ from keptset_settings import InferenceSettings
 
 from .errors import RequestError
 from .state import ServerState, asleep
+from .stopping import StoppingGuard
 
 TURNS = ("/keptset/v1/weights", "/keptset/v1/sleep", "/keptset/v1/wake")
 VLLMS_OWN = (
@@ -24,8 +25,9 @@ INTERNAL_PATHS = (*TURNS, *VLLMS_OWN, "/metrics")
 """What only the other services, Prometheus and who runs it use."""
 EXEMPT_FROM_LOAD = ("/health", *TURNS)
 """A server that is full is no less healthy, and new weights must not wait for room."""
-PATHS_WHEN_BROKEN = ("/health", "/metrics", "/keptset/v1/status")
-PATHS_WHEN_ASLEEP = (*PATHS_WHEN_BROKEN, *TURNS, "/v1/models", "/version", "/tokenize", "/detokenize")
+ALWAYS_ANSWERED = ("/health", "/metrics", "/keptset/v1/status")
+"""Also by a server that is broken or stops: they say so."""
+PATHS_WHEN_ASLEEP = (*ALWAYS_ANSWERED, *TURNS, "/v1/models", "/version", "/tokenize", "/detokenize")
 """What needs no engine. Everything else, vLLM's own routes too, would wait in its queue for it to wake."""
 
 
@@ -33,7 +35,8 @@ def guarded(app: ASGIApp, state: ServerState, settings: InferenceSettings) -> AS
     """The application behind all guards; who shows no secret learns nothing of the others."""
     stack: ASGIApp = BodyGuard(BrokenGuard(AsleepGuard(app, state), state), settings.max_body_bytes)
     turns = Turns(settings.max_concurrent_requests, settings.max_requests_per_second)
-    stack = LoadGuard(stack, turns, EXEMPT_FROM_LOAD)
+    # Outside of the limit on load: a server that is full of what is to end has no turn to offer in a second.
+    stack = StoppingGuard(LoadGuard(stack, turns, EXEMPT_FROM_LOAD), state, ALWAYS_ANSWERED)
     key, token = settings.api_key, settings.internal_token
     return AccessGuard(
         stack,
@@ -54,7 +57,7 @@ class BrokenGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         broken = self.state.broken
-        if broken is None or scope["type"] != "http" or _path(scope).rstrip("/") in PATHS_WHEN_BROKEN:
+        if broken is None or scope["type"] != "http" or _path(scope).rstrip("/") in ALWAYS_ANSWERED:
             await self.app(scope, receive, send)
         else:
             await RequestError(broken, 503, "broken").response()(scope, receive, send)

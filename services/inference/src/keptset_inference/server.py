@@ -32,6 +32,7 @@ from .sleep import route as sleep_route
 from .sleep.sleeper import Sleeper
 from .sleep.waking import turn_on_gpu
 from .state import EngineFacts, ServerState
+from .stopping import requests_end_first
 from .unknown_routes import UnknownRoutes
 from .weights import route as weights_route
 from .weights.running_model import RunningModel, running_model
@@ -81,21 +82,22 @@ async def serve(settings: InferenceSettings, capture: Choice | None) -> None:
                 listener.getsockname()[1],
             )
             # vLLM's launcher, not uvicorn's own: that one re-raises SIGTERM before the engine is shut down
-            # and orphans its processes. This one drains the engine first, and also stops when the engine is
-            # dead.
-            # It returns what is left to be awaited; "dummy_shutdown" unless a signal came.
-            closing = await serve_http(
-                app,
-                sock=listener,
-                host=settings.host,
-                port=listener.getsockname()[1],
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=5,
-            )
-        asked_to_stop = closing.__name__ != "dummy_shutdown"
+            # and orphans its processes. This one shuts the engine down first, and also stops when the engine
+            # is dead.
+            # It returns what is left to be awaited.
+            state: ServerState = app.state.keptset
+            with requests_end_first(engine, state, lambda: app.state.server):
+                closing = await serve_http(
+                    app,
+                    sock=listener,
+                    host=settings.host,
+                    port=listener.getsockname()[1],
+                    log_level="warning",
+                    access_log=False,
+                    timeout_graceful_shutdown=5,
+                )
         await closing
-        if not asked_to_stop:
+        if not state.stopping:
             raise StartError("the engine died while it served; its log is above")
 
 

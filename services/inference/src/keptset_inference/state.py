@@ -1,8 +1,9 @@
 """What the routes share: facts about the engine, and whether it may answer."""
 
+import asyncio
 import uuid
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from .errors import RequestError
 
@@ -59,10 +60,17 @@ class ServerState:
     """Of this start: one that was started again has another."""
     broken: str | None = None
     """Why nothing may be answered any more, if that is so."""
+    stopping: bool = False
+    """It was asked to stop: what it has begun ends, and nothing else begins."""
+    unanswered: dict[asyncio.Task[Any], str] = field(default_factory=dict)
+    """Requests whose answer has not begun, and their paths."""
+    answering: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Requests whose answer is being sent."""
 
 
 RETRY_AFTER = 5
-"""Seconds after which whoever met a sleeping engine may look again: it sleeps for as long as a step takes."""
+"""Seconds after which whoever met a sleeping engine may look again: it sleeps for as long as a step takes.
+Of one that stops: whatever starts it again, or sends requests elsewhere, needs a moment."""
 
 
 def asleep(phase: Phase) -> RequestError:
@@ -76,4 +84,15 @@ def asleep(phase: Phase) -> RequestError:
     )
 
 
-__all__ = ["FORMATS", "EngineFacts", "KeptTokensFormat", "Phase", "ServerState", "asleep"]
+def stopping() -> RequestError:
+    """The answer to what comes after the server was asked to stop, or did not end in time."""
+    return RequestError(
+        "the server was asked to stop, and takes no more requests: send this to another one, or to this one "
+        "when it is started again",
+        503,
+        "stopping",
+        RETRY_AFTER,
+    )
+
+
+__all__ = ["FORMATS", "EngineFacts", "KeptTokensFormat", "Phase", "ServerState", "asleep", "stopping"]

@@ -8,7 +8,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from . import __version__
 from .errors import RequestError, json_response
-from .state import FORMATS, ServerState
+from .state import FORMATS, ServerState, stopping
 
 router = APIRouter(tags=["keptset"])
 
@@ -41,13 +41,18 @@ async def status(raw: Request) -> dict[str, Any]:
         "sleep": {"state": state.phase, "frees_memory": facts.frees_memory} if facts.shares_gpu else None,
         "vllm": vllm.__version__,
         "broken": state.broken,
+        "stopping": state.stopping,
     }
 
 
 @router.get("/health", response_class=Response)
 async def health(raw: Request) -> Response:
-    """200 as long as the engine lives and is not half-loaded, asleep or awake; never needs a key."""
+    """200 as long as the engine lives and is not half-loaded, asleep or awake; 503 once it is asked to stop,
+    as whoever balances load is to send nothing here. Never needs a key.
+    """
     state: ServerState = raw.app.state.keptset
+    if state.stopping:
+        return stopping().response()
     if state.broken is not None:
         return RequestError(state.broken, 503, "broken").response()
     try:

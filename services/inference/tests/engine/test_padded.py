@@ -1,8 +1,10 @@
 """A model whose head is padded beyond its tokenizer, on a server that is stopped under a running request."""
 
+import asyncio
 import signal
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -47,24 +49,69 @@ async def test_ids_without_a_token_are_no_measure_of_min_p(padded, evidence):
         case.check(evidence, {"base": Reference(Path(padded.model))}, await case.send(client))
 
 
-async def test_a_server_that_is_stopped_finishes_what_runs(padded):
+SAMPLING = {"max_tokens": 120, "n": 8, "ignore_eos": True}
+ROUTES = {
+    "/inference/v1/generate": {"token_ids": byte_ids("asked"), "sampling_params": {"top_k": 20, **SAMPLING}},
+    "/v1/completions": {"prompt": byte_ids("asked"), **SAMPLING},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "asked"}], **SAMPLING},
+}
+
+
+async def test_a_server_that_is_stopped_finishes_what_runs_and_takes_nothing_on(padded):
     """The last test of this server."""
+    assert "EngineCore" in padded.process.titles(), "the engine has a process of its own"
+    stopping = asyncio.Event()
+    answers: list[tuple[bool, bool, httpx.Response]] = []  # sent, and there, after it was told to stop
+
+    async def ask_on(client: httpx.AsyncClient, path: str) -> None:
+        """A client that is never without a request, whatever it is answered, until nobody answers."""
+        while True:
+            late = stopping.is_set()
+            try:
+                answer = await client.post(path, json=ROUTES[path])
+            except httpx.TransportError:
+                assert late, f"{path}: cut off"
+                return
+            answers.append((late, stopping.is_set(), answer))
+
     params = {"top_k": 20, "max_tokens": 240, "n": 4, "ignore_eos": True, "logprobs": 0}
     body = {"token_ids": byte_ids("drain"), "sampling_params": params, "stream": True}
-    assert "EngineCore" in padded.process.titles(), "the engine has a process of its own"
     lines: list[str] = []
-    async with (
-        padded.client() as client,
-        client.stream("POST", "/inference/v1/generate", json=body) as answer,
-    ):
-        assert answer.status_code == 200
-        async for line in answer.aiter_lines():
-            if not lines:  # the first token is there, and hundreds are to come
-                padded.process.popen.send_signal(signal.SIGTERM)
-            lines.append(line)
+    refused: list[httpx.Response] = []
+    async with padded.client() as client, asyncio.TaskGroup() as clients:
+        for path in ROUTES:
+            for _ in range(2):
+                clients.create_task(ask_on(client, path))
+        while not answers:  # the others are under way as well
+            await asyncio.sleep(0.05)
+        async with client.stream("POST", "/inference/v1/generate", json=body) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if not lines:  # the first token is there, and hundreds are to come
+                    padded.process.popen.send_signal(signal.SIGTERM)
+                    stopping.set()
+                    while (health := await client.get("/health")).status_code == 200:
+                        await asyncio.sleep(0.05)
+                    assert (await client.get("/keptset/v1/status")).json()["stopping"]
+                    assert (await client.get("/metrics")).status_code == 200
+                    weights = await client.post("/keptset/v1/weights", json={"version": 1})
+                    refused = [health, weights, *[await client.post(p, json=ROUTES[p]) for p in ROUTES]]
+                lines.append(line)
     choices = of_events(lines)
     assert [choice.finish_reason for choice in choices] == ["length"] * 4
     assert all(len(choice.kept) == 240 for choice in choices)
+    for _, there, answer in answers:
+        if answer.status_code == 200:
+            assert [choice["finish_reason"] for choice in answer.json()["choices"]] == ["length"] * 8
+        else:
+            assert there, "refused before the server was told to stop"
+            refused.append(answer)
+    for answer in refused:
+        assert answer.status_code == 503, answer.text
+        assert answer.json()["error"]["code"] == "stopping"
+        assert int(answer.headers["retry-after"]) > 0
+    ended = [answer for late, there, answer in answers if not late and there and answer.status_code == 200]
+    assert ended, "others were under way"
     assert padded.process.wait_until_gone() == []
     assert padded.process.popen.returncode == 0
     assert "leaked" not in padded.process.log.read_text(), "the process ends without taking itself apart"

@@ -14,13 +14,13 @@ from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.logger import init_logger
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from kept_tokens.messages import encode
 
 from ..errors import RequestError, json_response
-from ..state import FORMATS, EngineFacts, KeptTokensFormat, ServerState, asleep
+from ..state import FORMATS, EngineFacts, KeptTokensFormat, ServerState, asleep, stopping
 from .binary_answer import binary_answer
 from .completion import completion
 from .json_answer import json_choice, prompt_logprobs, usage
@@ -78,7 +78,8 @@ class _Job:
         self, raw: Request, request: GenerateRequest, sampling: Sampling, dialect: KeptTokensFormat
     ) -> None:
         self.raw, self.request, self.sampling, self.dialect = raw, request, sampling, dialect
-        self.facts: EngineFacts = raw.app.state.keptset.facts
+        self.state: ServerState = raw.app.state.keptset
+        self.facts: EngineFacts = self.state.facts
         ours = uuid.uuid4().hex
         self.request_id = request.request_id or ours
         self.num_tokens = 0
@@ -94,7 +95,7 @@ class _Job:
         last = await _engine_errors(_last(self.outputs, raw_request=self.raw))
         if last is None:
             return Response(status_code=GONE)
-        choices = [completion(output, self.sampling, self.facts.vocab_size) for output in last.outputs]
+        choices = [completion(part, self.sampling, self.facts.vocab_size) for part in self._whole(last)]
         if binary and last.kv_transfer_params is not None:
             raise RequestError(
                 f"the answer has kv_transfer_params, which {MSGPACK} does not hold: accept application/json",
@@ -137,19 +138,30 @@ class _Job:
                 yield _event(msgspec.json.encode({**self._head(), "choices": [], "usage": counts}))
         except Exception as error:  # the status is sent already, so the stream has to say it
             failure = _as_request_error(error)
+            if failure.code == "engine_dead" and self.state.stopping:
+                failure = stopping()
             yield b"event: error\n" + _event(msgspec.json.encode(failure.body()))
         finally:
             await self.outputs.aclose()
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, output: RequestOutput) -> bytes | None:
-        choices = [completion(part, self.sampling, self.facts.vocab_size) for part in output.outputs]
+        choices = [completion(part, self.sampling, self.facts.vocab_size) for part in self._whole(output)]
         choices = [choice for choice in choices if len(choice.token_ids) or choice.finish_reason is not None]
         if not choices:
             return None
         self.num_tokens += sum(len(choice.token_ids) for choice in choices)
         answer = {**self._head(), "choices": [json_choice(choice, self.dialect) for choice in choices]}
         return msgspec.json.encode(answer)
+
+    def _whole(self, output: RequestOutput) -> list[CompletionOutput]:
+        """What the engine gave, unless it was aborted as the server breaks or stops."""
+        if any(part.finish_reason == "abort" for part in output.outputs):
+            if self.state.broken is not None:
+                raise RequestError(self.state.broken, 503, "broken")
+            if self.state.stopping:
+                raise stopping()
+        return output.outputs
 
     def _head(self) -> dict[str, Any]:
         model = self.request.model or self.facts.served_names[0]
