@@ -1,11 +1,14 @@
 """The same at 151,936 ids, where sets are a sliver of the vocabulary and top_k = 512 is the limit."""
 
+import os
+import signal
+
 import pytest
 
 from ..models.published import directory_name
 from ..models.tiny import large_vocabulary_model, save_model, tie_rows
 from ..models.tokenizer import byte_ids
-from .answers import error_of
+from .answers import error_of, of_events
 from .cases import Case, mixed_cases
 from .conftest import Versions
 from .server import keptset_server
@@ -36,6 +39,7 @@ def large(tmp_path_factory, large_versions):
         max_num_seqs=16,
         max_num_batched_tokens=128,
         block_size=32,
+        shutdown_timeout=300,  # however slow it is
     ) as server:
         yield server
 
@@ -85,3 +89,24 @@ async def test_ties_at_512(large, large_versions, evidence):
     large.update(version)
     reference = TiedReference(large_versions[directory_name(version)], distinct)
     await check_ties(large, reference, distinct, [5, 50, 512], [512], evidence)
+
+
+async def test_ctrl_c_in_a_terminal_lets_requests_end(large):
+    """The last test of this server. The signal reaches every process of it, and only the server heeds it."""
+    params = {"top_k": 20, "max_tokens": 100, "n": 2, "ignore_eos": True}
+    body = {"token_ids": byte_ids("interrupt"), "sampling_params": params, "stream": True}
+    lines: list[str] = []
+    async with (
+        large.client() as client,
+        client.stream("POST", "/inference/v1/generate", json=body) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if not lines:  # the first token is there
+                os.killpg(large.process.popen.pid, signal.SIGINT)
+            lines.append(line)
+    assert [choice.finish_reason for choice in of_events(lines)] == ["length"] * 2
+    assert large.process.wait_until_gone() == []
+    assert large.process.popen.returncode == 0
+    log = large.process.log.read_text()
+    assert "EngineCore: trigger received signal=SIGINT" not in log
+    assert "leaked" not in log

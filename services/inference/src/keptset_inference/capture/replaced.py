@@ -6,8 +6,6 @@ A test pins the source of each: an upgrade of vLLM fails there first, and says w
 from dataclasses import dataclass
 
 NATIVE = "native masks (`return_sampling_mask`) per request, on the runner that is used, exact under ties"
-
-
 PER_REQUEST = "`return_sampling_mask` per request"
 
 
@@ -198,8 +196,7 @@ PIECES = (
     ),
     Piece(
         "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.get_output",
-        "relied on: one row of logprobs for each request, also where what it sampled is thrown away and no "
-        "ids are left of it",
+        "relied on: one row of logprobs for each request, also where all that it sampled is thrown away",
         "the columns of a row are held against the ids that it sampled",
         NATIVE,
     ),
@@ -302,6 +299,12 @@ PIECES = (
         "workers that leave SIGINT to their parent",
     ),
     Piece(
+        "vllm.v1.engine.core:EngineCoreProc.run_engine_core",
+        "its handler of SIGINT is replaced by our schedulers: ignored",
+        "the same, of the engine",
+        "an engine that leaves SIGINT to its parent",
+    ),
+    Piece(
         "vllm.v1.engine.input_processor:InputProcessor._validate_params",
         "relied on: calls our validate_params for every request of every route",
         "nobody but our route may mark a request",
@@ -381,7 +384,7 @@ PIECES = (
     ),
     Piece(
         "vllm.entrypoints.launchers.launcher:serve_http",
-        "relied on: drains the engine at SIGTERM and SIGINT, stops when it is dead",
+        "relied on: at a signal calls the engine's shutdown in a thread, where requests end first (stopping)",
         "uvicorn's own server would leave the engine's processes behind",
         "nothing to end",
     ),
