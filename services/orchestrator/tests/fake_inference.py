@@ -42,11 +42,13 @@ class FakeInference(Served):
         posted: Versions that were posted, to be loaded or to wake with.
         received: Those of them that it was to receive rather than read.
         group: Whose others it waits for when it receives; None: it does not.
+        stopping: It was asked to stop: answers go out, nothing new is taken on.
         frozen: It answers no question for its status, nor receives.
         forgets: Versions after whose load it is started again.
         colocated: It takes turns on its GPU.
         asleep: It does not sample.
         sleep_faults: The same as `faults` for POST sleep.
+        refused: Requests that came while it was stopping.
         journal: What was asked of it, in order; others may write into it too.
         most_in_flight: The most requests that were worked on at a time.
     """
@@ -83,8 +85,8 @@ class FakeInference(Served):
         self.group: Group | None = None
         self.frozen = False
         self.forgets: list[int] = []
-        self.in_flight = self.most_in_flight = 0
-        self.colocated = self.asleep = False
+        self.in_flight = self.most_in_flight = self.refused = 0
+        self.colocated = self.asleep = self.stopping = False
         self.sleep_faults: list[Fault] = []
         self.journal: list[str] = []
 
@@ -98,7 +100,7 @@ class FakeInference(Served):
 
         @app.get("/health")
         async def health() -> Response:
-            return Response(status_code=200 if self.healthy else 503)
+            return Response(status_code=200 if self.healthy and not self.stopping else 503)
 
         @app.get("/keptset/v1/status")
         async def status(request: Request) -> Response:
@@ -120,12 +122,16 @@ class FakeInference(Served):
                     "takes_transfers": True,
                     "instance": self.instance,
                     "vllm": "0.32.0",
+                    "stopping": self.stopping,
                     "sleep": {"state": "asleep", "frees_memory": True} if self.colocated else None,
                 }
             )
 
         @app.post("/keptset/v1/weights")
         async def weights(request: Request) -> Response:
+            if self.stopping:
+                self.refused += 1
+                return _error(503, "the server was asked to stop", "stopping")
             if self.asleep:
                 return _error(409, "it is asleep", "asleep")
             return await load(request)
@@ -177,6 +183,9 @@ class FakeInference(Served):
             if self._locked(request):
                 return _error(401, "no key")
             body = await request.json()
+            if self.stopping:
+                self.refused += 1
+                return _error(503, "the server was asked to stop", "stopping")
             if self.asleep:
                 return _error(503, "the engine is asleep", "asleep")
             self.requests.append(body)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kept_tokens.answers import GenerateAnswer
 from keptset_orchestrator import ChatTokenizer
 from keptset_settings import CalculatorSettings
 
@@ -64,6 +65,59 @@ async def test_server_that_dies_is_taken_back_with_the_newest_weights(
     for row in rows:
         spans = [span for sample in trainer.batches[row["step"]].samples for span in sample.weight_versions]
         assert all(0 <= row["step"] - 1 - span.version <= level for span in spans)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_server_that_is_stopped_and_started_again_fails_nothing(
+    alone: bool,
+    drive: Drive,
+    inference: FakeInference,
+    second: FakeInference,
+    trainer: FakeTrainer,
+    caplog: pytest.LogCaptureFixture,
+):
+    """What it has begun it answers; the rest is done by others, or by itself when it is back. It may take
+    long to stop: it is not asked again and again meanwhile.
+    """
+    settings = drive.settings
+    settings.steps, settings.train.prompts_per_step = 4, 8
+    if alone:
+        settings.inference_urls = [second.url]
+    begun, answered = [], []  # the first of step 2, at which it is told to stop
+
+    def stops(body: dict) -> float:
+        if "-text-2-" in body["request_id"]:
+            begun.append(body["request_id"])
+            second.stopping = True
+        return 0.0
+
+    def answers(answer: GenerateAnswer) -> GenerateAnswer:
+        answered.append(answer.request_id)
+        return answer
+
+    second.delay_of, second.tamper, inference.delay = stops, answers, 0.05
+    second.holds = lambda body: second.stopping and not second.refused
+
+    async def restart() -> None:
+        while f"{second.url} is lost" not in caplog.text or second.in_flight:
+            await asyncio.sleep(0.01)
+        trainer.hold_from = trainer.next_step  # or the run might end before it is back
+        await asyncio.to_thread(second.kill)
+        second.restarted()
+        second.posted.clear()
+        second.stopping, second.delay_of = False, None
+        await asyncio.to_thread(second.start_again)
+        while not second.posted:
+            await asyncio.sleep(0.01)
+        trainer.hold_from = math.inf
+
+    rows, _ = await asyncio.gather(drive(), restart())
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert trainer.puts == [1, 2, 3, 4]
+    assert len(begun) == 1
+    assert begun[0] in answered
+    assert rows[1]["rollout/error_rate"] > 0, "the others of step 2 were refused"
+    assert second.posted[0] >= 1, "first of all it gets the newest weights"
 
 
 async def test_turns_of_a_rollout_go_where_its_prefix_is(

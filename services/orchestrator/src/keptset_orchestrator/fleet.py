@@ -222,8 +222,8 @@ class Fleet:
         await self._tell_router()
 
     async def _look_at(self, server: InferenceServer, *, silence_is_loss: bool = False) -> None:
-        """It is lost if it cannot be reached, was started again, or carries other weights than it should;
-        and if it does not answer, should that be loss enough.
+        """It is lost if it cannot be reached, stops or is broken, was started again, or carries other weights
+        than it should; and if it does not answer, should that be loss enough.
         """
         before = server.version
         try:
@@ -233,7 +233,10 @@ class Fleet:
                 self._lose(server)
             return
         carries = status.weight_version
-        if status.instance != server.instance or carries not in (before, server.version, self.version):
+        if status.stopping or status.broken is not None:
+            log.warning("%s %s", server.name, "stops" if status.stopping else f"is broken: {status.broken}")
+            self._lose(server)
+        elif status.instance != server.instance or carries not in (before, server.version, self.version):
             log.warning("%s was started again, and carries weights version %s", server.name, carries)
             self._lose(server)
 

@@ -55,6 +55,10 @@ class InferenceStatus(msgspec.Struct):
     version: str = "?"
     vllm: str = "?"
     model: str | None = None
+    broken: str | None = None
+    """Why it answers nothing any more until it is started again."""
+    stopping: bool = False
+    """It was asked to stop, and answers nothing new any more."""
 
 
 class InferenceServer(Peer):
