@@ -1,5 +1,7 @@
 """The internal token, and who may come in without it."""
 
+import asyncio
+
 import httpx
 import pytest
 from fastapi import FastAPI, Request
@@ -64,3 +66,31 @@ async def test_only_a_batch_may_be_large(path):
             assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
         assert (await client.post(path, content=body[1:])).json() == MAX_BODY_BYTES
         assert (await client.put("/keptset/v1/steps/1", content=body)).json() == len(body)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST"])
+async def test_whoever_the_end_of_the_server_leaves_waiting_is_told_that_it_stops(method):
+    """Uvicorn cancels them; of a fault (500) a caller would think otherwise than of a trainer that goes."""
+    waiting = asyncio.Event()
+    inner = FastAPI()
+
+    @inner.api_route("/{path:path}", methods=["GET", "PUT", "POST"])
+    async def never(path: str) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    served = guarded(inner, TrainerSettings())
+    cancelled: list[asyncio.Task[None]] = []
+
+    async def as_uvicorn(scope, receive, send) -> None:
+        cancelled.append(asyncio.create_task(served(scope, receive, send)))
+        await cancelled[0]
+
+    transport = httpx.ASGITransport(app=as_uvicorn)
+    async with httpx.AsyncClient(transport=transport, base_url="http://trainer") as client:
+        asking = asyncio.create_task(client.request(method, "/keptset/v1/steps/1"))
+        await waiting.wait()
+        cancelled[0].cancel()
+        answer = await asking
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
+    assert int(answer.headers["retry-after"]) > 0

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -161,9 +162,17 @@ def test_a_trainer_is_killed_twice_and_stopped_once_without_losing_a_step(traine
     assert trainer.put(make_batch(3)).status_code == 202
     assert trainer.result(3)["weight_version"] == 3
 
-    # told to stop, it ends well, even with a request waiting
+    # told to stop, it ends well, even with a request waiting, which is told
     loop = trainer.loop_pid()
-    trainer.process.send_signal(signal.SIGTERM)
+    url = trainer.client.base_url
+    with socket.create_connection((url.host, url.port), timeout=PATIENCE) as half_sent:
+        half_sent.sendall(b"PUT /keptset/v1/steps/4 HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\nhalf")
+        incoming = trainer.root / "trainer"
+        trainer.wait_for("a batch to come", lambda: any(incoming.rglob("*incoming*")))
+        trainer.process.send_signal(signal.SIGTERM)
+        answer = half_sent.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b'"code":"stopping"' in answer
     assert trainer.ended() == 0
     assert not is_alive(loop)
 
