@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.engine.arg_utils import AsyncEngineArgs
 
 from keptset_inference import engine, server
 from keptset_inference.connectors import CLEARED, PASSES_ON, check_connectors
@@ -74,7 +75,7 @@ async def test_the_server_says_whether_they_may(monkeypatch, tmp_path, changes, 
         raise StartError("enough")
         yield
 
-    monkeypatch.setattr(server, "engine_arguments", lambda settings: None)
+    monkeypatch.setattr(server, "engine_arguments", lambda settings: AsyncEngineArgs(settings.model))
     monkeypatch.setattr(server, "running_engine", running)
     settings = InferenceSettings(model=str(tmp_path), host="127.0.0.1", port=0, **changes)
     with pytest.raises(StartError, match="enough"):
