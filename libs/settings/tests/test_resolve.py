@@ -268,6 +268,25 @@ def test_one_service_alone_takes_no_turns(setting):
     assert "set colocated = true for the run" in problem_of(MODEL + setting)
 
 
+EXTERNAL = MODEL + "trainer.ranks = 'external'\n"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said", "way_out"),
+    [
+        ("colocated = true", "does not go with colocated", "trainer.ranks = 2\ncolocated = true"),
+        ("weights.transfer = 'nccl'", 'does not go with weights.transfer = "nccl"', "weights = {}"),
+    ],
+)
+def test_what_needs_the_ranks_beside_their_ingest_is_refused_to_external_ones(setting, said, way_out):
+    assert f'[trainer] ranks = "external": {said}' in problem_of(EXTERNAL + setting)
+    resolve_run(run_of(EXTERNAL))
+    resolve_run(run_of((MODEL if "ranks" in way_out else EXTERNAL) + way_out))
+    alone = {"model": "m", "output_dir": "o", "weights_dir": "w", "ranks": "external", "gpu_lock": "l"}
+    with pytest.raises(SettingsError, match="does not go with colocated"):
+        resolve_trainer(TrainerSettings.model_validate(alone))
+
+
 def test_services_that_are_started_alone_keep_the_rules_of_colocated():
     trainer = {"model": "m", "output_dir": "o", "weights_dir": "w", "gpu_lock": "l", "cuda_graphs": "on"}
     with pytest.raises(SettingsError, match="cuda_graphs"):

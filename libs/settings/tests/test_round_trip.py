@@ -38,7 +38,7 @@ SPECIAL = {
     "trainer_url": NAMES.map("http://{}".format),
     "router_url": NAMES.map("http://{}".format),
     "inference_urls": st.lists(NAMES.map("http://{}".format), max_size=3),
-    "ranks": st.just("auto") | st.integers(1, 64),
+    "ranks": st.sampled_from(["auto", "external"]) | st.integers(1, 64),
     "entropy": st.sampled_from(["full", "off"]) | st.floats(0.001, 0.999),
     "low": st.floats(0, 1),
     "high": st.floats(1, 1e300, exclude_min=True),

@@ -119,4 +119,4 @@ def leaves_when_there_is_nothing_to_train(monkeypatch):
     monkeypatch.setattr(
         train, "wait_for_batch", lambda path, *rest: wait(path, *rest) if path.exists() else None
     )
-    monkeypatch.setattr(train, "stop_on_sigterm", lambda: lambda: False)
+    monkeypatch.setattr(train, "stop_on_signals", lambda numbers: lambda: False)

@@ -27,9 +27,16 @@ class PlayedLoop:
         self.said: dict | None = {"pid": 1, "vocab_size": 261, "training": None}
         self.reason: str | None = None
         self.stopping = False
+        self.away: str | None = None
 
     def state(self) -> dict | None:
         return self.said
+
+    def vocab_size(self) -> int | None:
+        return (self.said or {}).get("vocab_size")
+
+    def absent(self) -> str | None:
+        return self.away
 
     def failure(self) -> str | None:
         return self.reason
@@ -326,32 +333,6 @@ def test_a_gap_in_the_spool_stops_the_start(folders, make_batch):
     folders.batch(2).write_bytes(encode(make_batch(2)))
     with pytest.raises(ValueError, match=r"steps \[2\] are there, not 1, 2, 3"):
         Spool(folders, 64)
-
-
-async def test_health_follows_the_loop(client, loop):
-    assert (await client.get("/health")).status_code == 200
-    loop.said = None
-    starting = await client.get("/health")
-    assert starting.status_code == 503
-    assert "loading" in starting.json()["error"]["message"]
-    loop.reason = "the training loop ended with exit code -9"
-    died = await client.get("/health")
-    assert died.status_code == 503
-    assert "exit code -9" in died.json()["error"]["message"]
-
-
-async def test_a_waiting_request_is_told_that_the_loop_died(client, loop, make_batch):
-    await client.put("/keptset/v1/steps/1", content=encode(make_batch(1)))
-    loop.reason = "the training loop ended with exit code 1: sample 3"
-    answer = await client.get("/keptset/v1/steps/1", params={"wait": 30})
-    assert answer.status_code == 503
-    assert "sample 3" in answer.json()["error"]["message"]
-
-
-async def test_nothing_is_accepted_before_the_model_is_there(client, loop, make_batch):
-    loop.said = None
-    answer = await client.put("/keptset/v1/steps/1", content=encode(make_batch(1)))
-    assert answer.status_code == 503
 
 
 async def test_status_says_what_the_orchestrator_asks(client):

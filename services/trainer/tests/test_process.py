@@ -23,8 +23,8 @@ PATIENCE = 240.0
 class Trainer:
     """`python -m keptset_trainer` over one pair of directories; may be started again and again."""
 
-    def __init__(self, model: Path, root: Path) -> None:
-        self.model, self.root = model, root
+    def __init__(self, model: Path, root: Path, **options: object) -> None:
+        self.model, self.root, self.options = model, root, options
         self.log = root / "log"
         self.process: subprocess.Popen | None = None
         self.client: httpx.Client | None = None
@@ -40,7 +40,7 @@ class Trainer:
             "max-batch-bytes": 1 << 20,
             "optimizer.lr": 1e-3,
             "device": "cpu",
-            "gpu-lock": self.root / "gpu.lock",
+            **self.options,
         }
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         self.process = subprocess.Popen(
@@ -88,7 +88,7 @@ class Trainer:
 
 @pytest.fixture
 def trainer(tiny_directory: Path, tmp_path: Path) -> Iterator[Trainer]:
-    trainer = Trainer(tiny_directory, tmp_path)
+    trainer = Trainer(tiny_directory, tmp_path, **{"gpu-lock": tmp_path / "gpu.lock"})
     yield trainer
     if trainer.process is not None and trainer.process.poll() is None:
         trainer.process.kill()

@@ -24,7 +24,7 @@ def trained(settings, make_batch, monkeypatch):
     monkeypatch.setattr(
         train, "wait_for_batch", lambda path, *rest: wait(path, *rest) if path.exists() else None
     )
-    monkeypatch.setattr(train, "stop_on_sigterm", lambda: lambda: False)
+    monkeypatch.setattr(train, "stop_on_signals", lambda numbers: lambda: False)
     folders = Folders(settings.output_dir, settings.weights_dir)
     folders.create()
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from . import colocation
 from .engine_arguments import check_engine_arguments
 from .errors import Problem, SettingsError, SettingsWarning
+from .external_ranks import check_external_ranks
 from .inference import InferenceSettings
 from .internal_token import share_internal_token
 from .orchestrator import OrchestratorSettings
@@ -186,6 +187,7 @@ def _check_trainer(settings: TrainerSettings, findings: Findings) -> None:
     )
     _check_schedule(settings.optimizer, findings)
     findings.problems += colocation.check_trainer(settings)
+    findings.problems += check_external_ranks(settings)
 
 
 def _check_schedule(settings: OptimizerSettings, findings: Findings) -> None:

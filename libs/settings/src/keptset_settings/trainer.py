@@ -135,8 +135,13 @@ class TrainerSettings(Table):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes CUDA if there is one."""
 
-    ranks: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
-    """Processes that train together, one a GPU; auto = one for each visible GPU."""
+    ranks: Annotated[int, Field(ge=1)] | Literal["auto", "external"] = 1
+    """Processes that train together, one a GPU; auto = one for each visible GPU. "external": the trainer
+    starts none and needs no GPU, torchrun does, on any number of nodes (services/trainer/README.md)."""
+
+    ranks_timeout: float = Field(default=60.0, gt=0)
+    """Seconds without a sign of life after which external ranks count as away: /health answers 503, and
+    batches wait for them. They give a sign twelve times in that time."""
 
     sharding: Literal["auto", "full", "optimizer"] = "auto"
     """What each of several ranks holds a part of: "full" = all weights (FSDP2), "optimizer" = the float32

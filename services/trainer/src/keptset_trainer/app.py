@@ -20,12 +20,12 @@ from kept_tokens.messages import BatchView, StepResult, check_batch, encode
 from keptset_guards import UNROUTED, error_body
 
 from . import __version__, errands
-from .child import TrainingLoop
 from .durable import TEMPORARY, in_words, mapped
 from .prometheus import registry_of
 from .refusal import Refusal
 from .send_routes import add_send_routes
 from .spool import Spool, SpoolBroken, SpoolFull, StepConflict
+from .watched import WatchedLoop
 
 POLL_SECONDS = 0.02
 RETRY_SECONDS = 2
@@ -43,7 +43,7 @@ PHASES = ("receive", "check", "spool")
 
 def build_app(
     spool: Spool,
-    loop: TrainingLoop,
+    loop: WatchedLoop,
     *,
     model: str,
     row_tokens: int,
@@ -78,7 +78,7 @@ def build_app(
 
     @app.put("/keptset/v1/steps/{step}")
     async def put_step(step: int, request: Request) -> Response:
-        vocab_size = ready_loop(loop, shares_gpu)["vocab_size"]
+        vocab_size = taking_loop(loop, shares_gpu)
         incoming = spool.folders.spool / f"{TEMPORARY}incoming-{time.monotonic_ns()}"
         times = [time.monotonic()]
         try:
@@ -143,15 +143,16 @@ def build_app(
             if (reason := loop.failure()) is not None:
                 raise Refusal(503, "loop_failed", f"step {step} was accepted but not trained: {reason}")
             if time.monotonic() >= deadline or loop.stopping:
-                return JSONResponse({"step": step, "state": state_of(spool, loop, step)}, 202)
+                answer = {"step": step, "state": state_of(spool, loop, step)}
+                if (absent := loop.absent()) is not None:
+                    answer["waits_for"] = absent
+                return JSONResponse(answer, 202)
             await asyncio.sleep(POLL_SECONDS)
-        answer = StepResult(step, result["weight_version"], result["metrics"])
+        version, metrics = result["weight_version"], result["metrics"]
         if MESSAGEPACK in request.headers.get("accept", ""):
-            answer = StepResult(step, answer.weight_version, answer.metrics, spool.scores(step))
-            return Response(encode(answer), media_type=MESSAGEPACK)
-        return JSONResponse(
-            {"step": answer.step, "weight_version": answer.weight_version, "metrics": answer.metrics}
-        )
+            packed = StepResult(step, version, metrics, spool.scores(step))
+            return Response(encode(packed), media_type=MESSAGEPACK)
+        return JSONResponse({"step": step, "weight_version": version, "metrics": metrics})
 
     @app.get("/keptset/v1/status")
     async def status() -> dict[str, Any]:
@@ -163,7 +164,7 @@ def build_app(
             "trained_step": trained,
             "weight_version": trained,
             "training": (loop.state() or {}).get("training"),
-            "vocab_size": (loop.state() or {}).get("vocab_size"),
+            "vocab_size": loop.vocab_size(),
             "row_tokens": row_tokens,
             "model": model,
             "unsafe_ignore_kept_tokens": unsafe_ignore_kept_tokens,
@@ -176,7 +177,7 @@ def build_app(
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        ready_loop(loop, shares_gpu)
+        require_loop(loop, shares_gpu)
         return {"status": "ok"}
 
     @app.get("/metrics")
@@ -186,19 +187,35 @@ def build_app(
     return app
 
 
-def ready_loop(loop: TrainingLoop, shares_gpu: bool) -> dict[str, Any]:
-    """State of the loop, which is alive and has its model; otherwise the request ends with 503."""
+def require_loop(loop: WatchedLoop, shares_gpu: bool) -> None:
+    """A loop that is alive and has its model; otherwise the request ends with 503."""
+    taking_loop(loop, shares_gpu)
+    if (absent := loop.absent()) is not None:
+        raise Refusal(503, "ranks_absent", absent)
+    if loop.state() is None:
+        raise Refusal(503, "starting", loading(shares_gpu))
+
+
+def taking_loop(loop: WatchedLoop, shares_gpu: bool) -> int:
+    """Vocabulary size of a loop that will train what is taken in now; otherwise the request ends with 503.
+
+    Ranks that are away for a while find it in the spool.
+    """
     if (reason := loop.failure()) is not None:
         raise Refusal(503, "loop_failed", reason)
     if loop.stopping:
         raise Refusal(503, "stopping", "the trainer is stopping")
-    if (state := loop.state()) is None:
-        or_waits = ", or waits for an engine to leave the GPU" if shares_gpu else ""
-        raise Refusal(503, "starting", f"the training loop is loading its model{or_waits}")
-    return state
+    if (vocab_size := loop.vocab_size()) is None:
+        raise Refusal(503, "starting", loop.absent() or loading(shares_gpu))
+    return vocab_size
 
 
-def state_of(spool: Spool, loop: TrainingLoop, step: int) -> str:
+def loading(shares_gpu: bool) -> str:
+    or_waits = ", or waits for an engine to leave the GPU" if shares_gpu else ""
+    return f"the training loop is loading its model{or_waits}"
+
+
+def state_of(spool: Spool, loop: WatchedLoop, step: int) -> str:
     if step <= spool.look_for_results():
         return "trained"
     return "training" if (loop.state() or {}).get("training") == step else "queued"

@@ -50,8 +50,7 @@ class TrainingLoop:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # see the README: threads that spin
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **place},
+            env={**os.environ, **place},
             text=True,
             errors="replace",
             pass_fds=[lock_descriptor],
@@ -74,6 +73,15 @@ class TrainingLoop:
         except FileNotFoundError:
             return None
         return state if state["pid"] == self.processes[0].pid else None
+
+    def vocab_size(self) -> int | None:
+        """Of its model, once that is there."""
+        state = self.state()
+        return None if state is None else state["vocab_size"]
+
+    def absent(self) -> str | None:
+        """Never: ranks of one's own are there, or have failed."""
+        return None
 
     def wait(self) -> None:
         """Until all ranks have ended, or one has that should not: then the others are killed."""

@@ -1,6 +1,6 @@
 """Where everything is under `trainer.output_dir` and `trainer.weights_dir`.
 
-The ingest process writes `spool/` and `settings.json`, the training loop the rest:
+The ingest process writes `spool/`, `settings.json` and `errand.json`, the training loop the rest:
 
     spool/step-000001.msgpack     an accepted batch, as it came; of trained ones the last `keep_batches` and
                                   those that came after the older checkpoint
@@ -9,12 +9,17 @@ The ingest process writes `spool/` and `settings.json`, the training loop the re
     checkpoints/step-000001/      model, training state and result after every n-th step; the last two
     errand.json, errand-done.json what ingest asks of the loop between steps, and the answer
     loop.json                     what the living loop is doing
+    heartbeat.json                renewed by its first rank (see `heartbeat`)
+    loop.lock                     held by its first rank, so that there is one loop only (see `claim`)
     rendezvous                    where the loop's ranks meet, if there are several
-    lock                          held by all processes, so that two trainers never share a directory
+    lock                          held by ingest and the ranks it starts, so that two trainers never share a
+                                  directory
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from keptset_settings import TrainerSettings
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,14 @@ class Folders:
     @property
     def loop_state(self) -> Path:
         return self.output / "loop.json"
+
+    @property
+    def heartbeat(self) -> Path:
+        return self.output / "heartbeat.json"
+
+    @property
+    def loop_lock(self) -> Path:
+        return self.output / "loop.lock"
 
     @property
     def errand(self) -> Path:
@@ -82,6 +95,13 @@ class Folders:
     def create(self) -> None:
         for folder in (self.spool, self.results, self.scores, self.checkpoints, self.weights):
             folder.mkdir(parents=True, exist_ok=True)
+
+
+def folders_of(settings: TrainerSettings) -> Folders:
+    """Of a trainer whose settings are resolved."""
+    assert settings.output_dir
+    assert settings.weights_dir
+    return Folders(settings.output_dir, settings.weights_dir)
 
 
 def numbered(folder: Path, prefix: str) -> dict[int, Path]:

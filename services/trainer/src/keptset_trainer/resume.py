@@ -16,36 +16,43 @@ def where_to_start(model: str, folders: Folders) -> tuple[Path | None, dict[str,
     Raises:
         ValueError: the directories hold something of another run.
     """
+    # Looked at before the checkpoint, which a loop of external ranks writes before them right now.
+    published = max(numbered(folders.weights, "v"), default=None)
+    trained = max(numbered(folders.results, "step-"), default=None)
     start = next(reversed(numbered(folders.checkpoints, "step-").values()), None)
     if start is None:
-        check_untouched(folders)
+        check_untouched(folders, published, trained)
         return None, {"step": 0, "content_hash": None, "metrics": {}, "model": model}
-    record = json.loads((start / "checkpoint.json").read_bytes())
-    check_same_run(start, record, model, folders)
+    try:
+        record = json.loads((start / "checkpoint.json").read_bytes())
+    except FileNotFoundError:
+        if start.exists():
+            raise
+        return where_to_start(model, folders)  # newer ones have taken its place meanwhile
+    check_same_run(start, record, model, folders, published or 0)
     return start, record
 
 
-def check_untouched(folders: Folders) -> None:
+def check_untouched(folders: Folders, published: int | None, trained: int | None) -> None:
     """Without a checkpoint there are neither weights nor results."""
-    for folder, name, there in (
-        (folders.weights, "weights_dir", numbered(folders.weights, "v")),
-        (folders.results, "output_dir", numbered(folders.results, "step-")),
+    for folder, name, newest in (
+        (folders.weights, "weights_dir", published),
+        (folders.results, "output_dir", trained),
     ):
-        if there:
+        if newest is not None:
             raise ValueError(
-                f"{folder} holds {max(there)} and earlier of another run, but {folders.checkpoints} holds no "
+                f"{folder} holds {newest} and earlier of another run, but {folders.checkpoints} holds no "
                 f"checkpoint to go on from; choose another trainer.{name} or put the checkpoint back"
             )
 
 
-def check_same_run(start: Path, record: dict[str, Any], model: str, folders: Folders) -> None:
+def check_same_run(start: Path, record: dict[str, Any], model: str, folders: Folders, published: int) -> None:
     """A directory belongs to one model, and the batches of versions after the checkpoint are there."""
     if record["model"] != model:
         raise ValueError(
             f"{start} was trained from trainer.model {record['model']!r}, not from {model!r}; "
             "choose another trainer.output_dir and weights_dir, or set the model back"
         )
-    published = max(numbered(folders.weights, "v"), default=0)
     missing = [step for step in range(record["step"] + 1, published + 1) if not folders.batch(step).exists()]
     if missing:
         raise ValueError(

@@ -1,4 +1,7 @@
-"""`keptset-trainer`: the ingest process. Starts the training loop, serves the API, ends when either ends."""
+"""`keptset-trainer`: the ingest process. Starts the training loop, serves the API, ends when either ends.
+
+With `trainer.ranks = "external"` somebody else starts the training loop, and it may come and go.
+"""
 
 import fcntl
 import signal
@@ -14,13 +17,16 @@ from keptset_settings import load_service
 from .app import build_app
 from .child import TrainingLoop, visible_gpus
 from .durable import sweep, write_file
-from .folders import Folders
+from .external import ExternalLoop
+from .folders import Folders, folders_of
 from .guards import guarded
 from .resume import where_to_start
 from .spool import Spool
+from .watched import WatchedLoop
 
 STOP_PATIENCE = 60.0
 """Seconds that the loop gets to leave its step before it is killed."""
+LOOP = "keptset_trainer.loop"
 LOCK_PATIENCE = 30.0
 """Seconds to wait for the loop of a trainer that was killed a moment ago."""
 
@@ -33,22 +39,26 @@ def serve(argv: list[str]) -> int:
         print("keptset-trainer warm-start --directory DIR ...\n")
     settings = load_service("trainer", argv)
     assert settings.model
-    assert settings.output_dir
-    assert settings.weights_dir
-    folders = Folders(settings.output_dir, settings.weights_dir)
+    folders = folders_of(settings)
     try:
         folders.create()
         lock = take_lock(folders)
-        for folder in (folders.spool, folders.results, folders.scores, folders.output):
-            sweep(folder)
+        sweep(folders.spool)  # its own alone: external ranks may be writing the rest right now
         where_to_start(settings.model, folders)
         spool = Spool(folders, settings.max_waiting_batches)
-        ranks = visible_gpus() if settings.ranks == "auto" else settings.ranks
+        own_ranks = visible_gpus() if settings.ranks == "auto" else settings.ranks
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    write_file(folders.settings, settings.model_dump_json(indent=1).encode())
-    loop = TrainingLoop(folders, lock.fileno(), ranks)
+    # ranks that somebody else starts may be started elsewhere
+    places = {name: getattr(settings, name).absolute() for name in ("output_dir", "weights_dir")}
+    write_file(folders.settings, settings.model_copy(update=places).model_dump_json(indent=1).encode())
+    loop: WatchedLoop
+    if own_ranks == "external":
+        loop = ExternalLoop(folders, settings.ranks_timeout)
+        print(f"trainer: its ranks are external: torchrun ... -m {LOOP} {folders.settings}", flush=True)
+    else:
+        loop = TrainingLoop(folders, lock.fileno(), own_ranks)
     app = build_app(
         spool,
         loop,
@@ -91,7 +101,7 @@ def serve(argv: list[str]) -> int:
 class IngestServer(uvicorn.Server):
     """Ends with the training loop, and lets waiting requests go when it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, loop: TrainingLoop) -> None:
+    def __init__(self, config: uvicorn.Config, loop: WatchedLoop) -> None:
         super().__init__(config)
         self.loop = loop
         self.reason: str | None = None

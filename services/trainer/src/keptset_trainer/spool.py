@@ -35,10 +35,13 @@ class Spool:
         self.folders, self.max_waiting = folders, max_waiting
         self.hashes: dict[int, bytes] = {}
         for step, path in numbered(folders.results, "step-").items():
-            self.hashes[step] = bytes.fromhex(json.loads(path.read_bytes())["content_hash"])
+            self.hashes[step] = hash_of_result(path)
         for step, path in numbered(folders.spool, "step-").items():
             if step not in self.hashes:
-                self.hashes[step] = whole_batch(path, step)
+                try:
+                    self.hashes[step] = whole_batch(path, step)
+                except FileNotFoundError:  # external ranks have trained it meanwhile, and others after it
+                    self.hashes[step] = hash_of_result(folders.result(step))
         if sorted(self.hashes) != list(range(1, len(self.hashes) + 1)):
             raise ValueError(
                 f"{folders.output}: steps {sorted(self.hashes)} are there, not 1, 2, 3 ... without a gap; "
@@ -118,6 +121,11 @@ class Spool:
             return json.loads(self.folders.result(step).read_bytes())
         except FileNotFoundError:
             return None
+
+
+def hash_of_result(path: Path) -> bytes:
+    """The content hash of the batch that gave it."""
+    return bytes.fromhex(json.loads(path.read_bytes())["content_hash"])
 
 
 def whole_batch(path: Path, step: int) -> bytes:

@@ -23,9 +23,10 @@ from keptset_guards import GpuTurn
 from keptset_settings import TrainerSettings
 
 from . import checkpoint, weights
+from .claim import Claim
 from .disk_errors import writing
 from .durable import mapped, sweep, write_file, write_json
-from .folders import Folders, numbered
+from .folders import Folders, folders_of, numbered
 from .full_scores import FullScores
 from .losses import loss_function
 from .master_weights import MasterWeights
@@ -46,19 +47,22 @@ SECONDS_BETWEEN_WORDS = 30.0
 WAIT, GO, STOP, SEND = range(4)
 
 
-def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
+def train(settings: TrainerSettings, ranks: Ranks, parent: int | None, claim: Claim | None = None) -> None:
     """Train until told to stop.
 
     Args:
         settings: the same on every rank.
         ranks: all that train together; only the first one writes, but for its own part of a checkpoint.
-        parent: of this process; when it is gone this one goes. None = started by hand.
+        parent: of this process; when it is gone this one goes. None = started by torchrun or by hand.
+        claim: of the first rank, which says before each step whether it may still begin one.
+
+    Raises:
+        ValueError: it may not.
     """
     assert settings.model
-    assert settings.output_dir
-    assert settings.weights_dir
-    folders = Folders(settings.output_dir, settings.weights_dir)
-    ranks.first_alone(lambda: [sweep(folder) for folder in (folders.checkpoints, folders.weights)])
+    folders = folders_of(settings)
+    of_the_loop = (folders.checkpoints, folders.weights, folders.results, folders.scores)
+    ranks.first_alone(lambda: [sweep(folder) for folder in of_the_loop])
     one_gpu = None
     if settings.gpu_lock is not None:
         one_gpu = OneGpu(GpuTurn(settings.gpu_lock, "the trainer", shared=False), ranks)
@@ -110,12 +114,14 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
         log(f"{type(policy.model).__name__} with {vocab_size} ids on {where}, at step {record['step']}")
 
     sender = weight_sender(settings, folders, policy.model, weights, ranks)
-    told_to_stop = stop_on_sigterm()
+    told_to_stop = stop_on_signals(
+        [signal.SIGTERM] if parent is not None else [signal.SIGTERM, signal.SIGINT]
+    )
     while True:
         step = record["step"] + 1
         if ranks.is_first:
             say(folders, vocab_size, training=None)
-        batch = wait_for_batch(folders.batch(step), step, ranks, parent, told_to_stop, sender, one_gpu)
+        batch = wait_for_batch(folders.batch(step), step, ranks, parent, told_to_stop, sender, one_gpu, claim)
         if batch is None:
             break
         took = {} if one_gpu is None else one_gpu.come_back()
@@ -184,6 +190,8 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None) -> None:
         del batch, rows  # the file is not mapped while the next one is waited for
     if one_gpu is None:  # else its states are not where they are saved from, and engines may have the GPU
         saver.at_the_end(record)
+    if claim is not None and claim.problem is not None:
+        raise ValueError(claim.problem)
 
 
 def finish(
@@ -249,9 +257,10 @@ def wait_for_batch(
     told_to_stop: Callable[[], bool],
     sender: WeightSender | None = None,
     one_gpu: OneGpu | None = None,
+    claim: Claim | None = None,
 ) -> BatchView | None:
-    """The batch of `step` when it is there, and the GPU; None if told to stop before. Meanwhile weights are
-    sent.
+    """The batch of `step` when it is there, and the GPU; None if the loop is to stop. Meanwhile weights
+    are sent.
 
     The first rank looks for it and is asked to stop; the others hear from it, often enough to know it alive.
     """
@@ -259,12 +268,12 @@ def wait_for_batch(
     while answer == WAIT:
         word_at = time.monotonic() + SECONDS_BETWEEN_WORDS
         while ranks.is_first and answer == WAIT and time.monotonic() < word_at:
-            if told_to_stop():
+            if told_to_stop() or (claim is not None and claim.problem is not None):
                 answer = STOP
             elif sender is not None and sender.is_asked():
                 answer = SEND  # before the step that changes them
             elif path.exists() and (one_gpu is None or one_gpu.is_ours()):
-                answer = GO
+                answer = GO if claim is None or claim.look() is None else STOP
             elif parent is not None and os.getppid() != parent:
                 raise SystemExit(f"the ingest process {parent} is gone")
             else:
@@ -290,8 +299,9 @@ def log(text: str) -> None:
     print(f"trainer: {text}", flush=True)
 
 
-def stop_on_sigterm() -> Callable[[], bool]:
-    """From here on SIGTERM is a question that the loop answers; before, it just ends the process."""
+def stop_on_signals(numbers: list[signal.Signals]) -> Callable[[], bool]:
+    """From here on they are a question that the loop answers; before, they just end the process."""
     asked: list[bool] = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    for number in numbers:
+        signal.signal(number, lambda *_: asked.append(True))
     return lambda: bool(asked)

@@ -1,0 +1,173 @@
+"""Real ranks that torchrun starts, and a real ingest process that starts none: both come and go."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .test_process import PATIENCE, Trainer, is_alive
+
+RANKS_TIMEOUT = 6.0
+"""Seconds; a busy machine's ranks must not count as away."""
+STEPS = 5
+
+
+class Ranks:
+    """torchrun over the settings that an ingest process writes; may be started again and again."""
+
+    def __init__(self, root: Path, name: str = "ranks") -> None:
+        self.settings, self.log = root / "trainer" / "settings.json", root / f"{name}.log"
+        self.process: subprocess.Popen | None = None
+
+    def start(self, *options: str) -> None:
+        place = ["--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+        loop = ["-m", "keptset_trainer.loop", str(self.settings)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *place, *options, *loop],
+            stdout=self.log.open("ab"),
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+    def pids(self) -> list[int]:
+        """Of the ranks."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [
+            pid
+            for pid in map(int, children.split())
+            if b"keptset_trainer.loop" in command_of(pid).split(b"\0")
+        ]
+
+    def kill(self) -> None:
+        """All at once, torchrun first: nobody is left to say anything."""
+        pids = self.pids()
+        self.process.kill()
+        self.process.wait()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+    def said(self, words: str) -> Callable[[], bool]:
+        return lambda: words in self.log.read_text()
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+@pytest.fixture
+def trainer(tiny_directory: Path, tmp_path: Path) -> Iterator[Trainer]:
+    trainer = Trainer(
+        tiny_directory, tmp_path, **{"ranks": "external", "ranks-timeout": RANKS_TIMEOUT, "keep-weights": 9}
+    )
+    yield trainer
+    if trainer.process is not None and trainer.process.poll() is None:
+        trainer.process.kill()
+        trainer.process.wait()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    with closing(Ranks(tmp_path)) as ranks:
+        yield ranks
+
+
+def health(trainer: Trainer) -> str:
+    answer = trainer.client.get("/health")
+    return "" if answer.status_code == 200 else answer.json()["error"]["message"]
+
+
+def numbers(results: list[dict]) -> list[dict[str, Any]]:
+    """All that is not a duration."""
+    return [
+        {name: value for name, value in result["metrics"].items() if not name.startswith("seconds/")}
+        for result in results
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_directory: Path, make_batch: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Results and weights of a trainer that starts two ranks itself, and that nobody disturbs."""
+    trainer = Trainer(tiny_directory, tmp_path_factory.mktemp("own"), **{"ranks": 2, "keep-weights": 9})
+    trainer.start()
+    try:
+        results = []
+        for step in range(1, STEPS + 1):
+            assert trainer.put(make_batch(step)).status_code == 202
+            results.append(trainer.result(step))
+        return numbers(results), trainer.weights()
+    finally:
+        trainer.process.terminate()
+        trainer.ended()
+
+
+@pytest.mark.timeout(1200)  # torch is imported a dozen times
+def test_external_ranks_and_ingest_come_and_go_and_train_what_own_ranks_would(
+    trainer, ranks, make_batch, expected
+):
+    # pods start in any order
+    ranks.start()
+    trainer.wait_for("a word of the ranks", ranks.said(f"waiting for {ranks.settings}"))
+    trainer.start()
+    results = []
+    assert trainer.put(make_batch(1)).status_code == 202
+    results.append(trainer.result(1))
+
+    # a second loop over the same folder
+    with closing(Ranks(trainer.root, "second")) as second:
+        second.start()
+        assert second.process.wait(PATIENCE) != 0
+        assert "another training loop is there (2 ranks, the first of them process " in second.log.read_text()
+    assert len(ranks.pids()) == 2
+
+    # all ranks are killed in the middle of a step, or before or after it
+    assert trainer.put(make_batch(2)).status_code == 202
+    ranks.kill()
+    trainer.wait_for(
+        "ranks to be missed", lambda: "no sign of life from external ranks for" in health(trainer)
+    )
+    assert trainer.put(make_batch(3)).status_code == 202, (
+        "the spool takes batches for ranks that may come back"
+    )
+    waiting = trainer.client.get("/keptset/v1/steps/3", params={"wait": 0.1})
+    assert waiting.status_code == 202
+    assert waiting.json()["state"] == "queued"
+    assert "no sign of life from external ranks for" in waiting.json()["waits_for"]
+    ranks.start()
+    results += [trainer.result(2), trainer.result(3)]
+    trainer.wait_for("health", trainer.is_healthy)
+
+    # ingest is killed: the ranks train what it has taken in, and wait for the next one
+    pids = ranks.pids()
+    assert trainer.put(make_batch(4)).status_code == 202
+    trainer.process.kill()
+    trainer.ended()
+    trainer.start()
+    assert trainer.client.get("/keptset/v1/status").json()["next_step"] == 5
+    assert trainer.put(make_batch(4)).status_code == 200
+    results.append(trainer.result(4))
+    assert trainer.put(make_batch(5)).status_code == 202
+    results.append(trainer.result(5))
+    assert ranks.pids() == pids
+    assert all(is_alive(pid) for pid in pids)
+    assert (numbers(results), trainer.weights()) == expected
+
+    # each can be told to end without the other
+    ranks.process.terminate()
+    ranks.process.wait(PATIENCE)
+    trainer.wait_for("the ranks' last words", lambda: "have ended: they were told to stop" in health(trainer))
+    trainer.process.terminate()
+    assert trainer.ended() == 0
