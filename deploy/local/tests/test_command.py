@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import tomllib
 
@@ -61,6 +62,17 @@ def test_a_run_from_start_to_end(keptset, work):
     port = configs["inference-0"]["inference"]["port"]
     assert configs["orchestrator"]["orchestrator"]["inference_urls"] == [f"http://127.0.0.1:{port}"]
     assert left_running(work) == []
+
+
+def test_a_run_says_how_to_start_ranks_that_it_does_not_start(keptset, work):
+    code, out, err = keptset("run", DEMO, "--orchestrator.steps", 1, "--trainer.ranks", "external")
+    assert (code, err) == (0, "")
+    settings = work / "runs" / "reverse-text" / "trainer" / "settings.json"
+    torchrun = (
+        f"{sys.executable} -m torch.distributed.run --nproc-per-node=1 -m keptset_trainer.loop {settings}"
+    )
+    assert f"waiting for them; in another shell: cd {work} && {torchrun}" in out
+    assert "end torchrun with Ctrl-C" in out
 
 
 def test_a_second_run_leaves_the_first_alone(keptset, work):

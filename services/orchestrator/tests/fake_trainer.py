@@ -25,6 +25,7 @@ class FakeTrainer(Served):
     Attributes:
         batches: The accepted batches, by step.
         hold_from: Accepted steps from this one on stay in training.
+        waits_for: What it says that they wait for.
         put_faults, get_faults: Status codes that the next PUTs or GETs are answered with.
         full: That many PUTs are told that too many batches wait.
         lose_answers: That many PUTs are accepted, but answered with 503.
@@ -54,6 +55,7 @@ class FakeTrainer(Served):
         self.token: str | None = None
         self.batches: dict[int, TrainingBatch] = {}
         self.hold_from = math.inf
+        self.waits_for: str | None = None
         self.healthy = True
         self.can_start: Callable[[], bool] = lambda: True
         self.put_faults: list[int] = []
@@ -147,7 +149,8 @@ class FakeTrainer(Served):
             deadline = time.monotonic() + wait
             while step >= self.hold_from:
                 if time.monotonic() > deadline:
-                    return JSONResponse({"state": "training"}, 202)
+                    told = {} if self.waits_for is None else {"waits_for": self.waits_for}
+                    return JSONResponse({"state": "training", **told}, 202)
                 await asyncio.sleep(0.01)
             return Response(
                 encode(StepResult(step, step + self.version_off, METRICS)), media_type="application/msgpack"

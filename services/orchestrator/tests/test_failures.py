@@ -232,6 +232,15 @@ async def test_step_that_takes_too_long_names_the_trainer(drive: Drive, trainer:
         await drive()
 
 
+async def test_step_that_waits_for_ranks_that_are_away_says_so(drive: Drive, trainer: FakeTrainer):
+    trainer.hold_from, trainer.waits_for = 1, "no sign of life from external ranks for 61 s"
+    drive.settings.step_timeout = 2
+    with pytest.raises(
+        PeerUnavailableError, match=r"did not finish step 1 within 2 s: no sign of life from external ranks"
+    ):
+        await drive()
+
+
 async def test_trainer_that_forgets_an_accepted_step_stops_the_run(drive: Drive, trainer: FakeTrainer):
     trainer.get_faults = [404]
     with pytest.raises(PeerRefusedError, match=rf"trainer {trainer.url}: result of step 1: 404"):

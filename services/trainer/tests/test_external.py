@@ -9,7 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+
+from keptset import ports
 
 from .test_process import PATIENCE, Trainer, is_alive
 
@@ -21,18 +24,18 @@ STEPS = 5
 class Ranks:
     """torchrun over the settings that an ingest process writes; may be started again and again."""
 
-    def __init__(self, root: Path, name: str = "ranks") -> None:
+    def __init__(self, root: Path, name: str = "ranks", *place: str) -> None:
+        self.place = place or ("--nproc-per-node=2", "--rdzv-endpoint=127.0.0.1:0")
         self.settings, self.log = root / "trainer" / "settings.json", root / f"{name}.log"
         self.process: subprocess.Popen | None = None
 
     def start(self, *options: str) -> None:
-        place = ["--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-        loop = ["-m", "keptset_trainer.loop", str(self.settings)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *place, *options, *loop],
+            [*torchrun, *self.place, *options, "-m", "keptset_trainer.loop", str(self.settings)],
             stdout=self.log.open("ab"),
             stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         )
 
     def pids(self) -> list[int]:
@@ -52,6 +55,11 @@ class Ranks:
         self.process.wait()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+
+    def process_ends(self) -> None:
+        """As a pod that is moved."""
+        self.process.terminate()
+        self.process.wait(PATIENCE)
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -166,8 +174,86 @@ def test_external_ranks_and_ingest_come_and_go_and_train_what_own_ranks_would(
     assert (numbers(results), trainer.weights()) == expected
 
     # each can be told to end without the other
-    ranks.process.terminate()
-    ranks.process.wait(PATIENCE)
+    ranks.process_ends()
     trainer.wait_for("the ranks' last words", lambda: "have ended: they were told to stop" in health(trainer))
     trainer.process.terminate()
     assert trainer.ended() == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_torchrun_brings_back_ranks_that_died_or_have_other_settings_than_ingest(trainer, ranks, make_batch):
+    trainer.start(wait=False)
+    trainer.wait_for("an answer", lambda: is_listening(trainer))
+    assert "no external ranks have come yet" in health(trainer)
+    refused = trainer.put(make_batch(1))
+    assert refused.status_code == 503
+    assert "no external ranks have come yet" in refused.json()["error"]["message"]
+
+    ranks.start("--max-restarts=5")
+    trainer.wait_for("its model", trainer.is_healthy)
+    assert trainer.put(make_batch(1)).status_code == 202
+    first = trainer.result(1)
+    pids = ranks.pids()
+    os.kill(max(set(pids) - {trainer.loop_pid()}), signal.SIGKILL)
+    trainer.wait_for("torchrun to end the other", lambda: not any(is_alive(pid) for pid in pids))
+    assert trainer.put(make_batch(2)).status_code == 202
+    assert trainer.result(2)["metrics"]["lr"] == first["metrics"]["lr"]
+
+    # an ingest process with other settings comes
+    trainer.process.terminate()
+    assert trainer.ended() == 0
+    trainer.options["optimizer.lr"] = 5e-4
+    trainer.start(wait=False)
+    trainer.wait_for(
+        "the ranks to see it", ranks.said("settings.json has changed since this loop began (opt")
+    )
+    trainer.wait_for("its model", trainer.is_healthy)
+    assert trainer.put(make_batch(3)).status_code == 202
+    assert trainer.result(3)["metrics"]["lr"] == 5e-4
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_nodes_come_and_go_and_the_others_wait_for_them(trainer, make_batch):
+    """Two torchruns of one rank each; what Kubernetes does with their pods, the test does."""
+    meeting = f"--rdzv-endpoint=127.0.0.1:{ports.pick('127.0.0.1', set())}"
+    place = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-id=run", meeting, "--max-restarts=9")
+    with (
+        closing(Ranks(trainer.root, "first", *place)) as first,
+        closing(Ranks(trainer.root, "second", *place)) as second,
+    ):
+        ends = [
+            lambda: None,
+            second.kill,
+            first.kill,  # where the nodes meet, and rank 0
+            lambda: os.kill(second.pids()[0], signal.SIGKILL),
+            second.process_ends,
+            first.process_ends,
+        ]
+
+        def has_result(step: int) -> Callable[[], bool]:
+            def look() -> bool:
+                for node in (first, second):
+                    if node.process is None or node.process.poll() is not None:
+                        node.start()
+                return trainer.client.get(f"/keptset/v1/steps/{step}").status_code == 200
+
+            return look
+
+        first.start()
+        second.start()
+        trainer.start()
+        for step, end in enumerate(ends, 1):
+            end()
+            assert trainer.put(make_batch(step)).status_code == 202
+            trainer.wait_for(f"step {step}", has_result(step))
+        trainer.wait_for("health", trainer.is_healthy)
+
+
+def is_listening(trainer: Trainer) -> bool:
+    try:
+        trainer.client.get("/health")
+    except httpx.ConnectError:
+        return False
+    return True

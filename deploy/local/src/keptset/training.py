@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from keptset import external_ranks
 from keptset.directory import RunDirectory
 from keptset.display import Display
 from keptset.health import wait_healthy
@@ -64,6 +65,8 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
         for name in ("inference", "trainer", "orchestrator"):
             # The orchestrator waits for the others itself; what is wrong with it shows at once like this.
             _start(name, supervisor, directory, run, may_end=name == "orchestrator")
+        if run.trainer.ranks == "external":
+            display.line("ranks", f"waiting for them; in another shell: {external_ranks.command(run)}")
         with display.waiting() as waiting:
             startup = wait_healthy(
                 urls,
@@ -73,6 +76,8 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
                 lambda name, s: display.line(name, f"healthy after {s:.1f} s, {urls[name]}"),
             )
         rows = _follow(run, tail, supervisor, restarts, display)
+    if run.trainer.ranks == "external":
+        display.line("ranks", "they wait for more: end torchrun with Ctrl-C")
     return Outcome(rows, startup, time.monotonic() - began, count(directory.restarts))
 
 

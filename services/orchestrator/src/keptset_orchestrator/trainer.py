@@ -151,10 +151,13 @@ class Trainer(Peer):
             PeerRefusedError: the trainer does not know the step (404).
         """
         deadline = time.monotonic() + seconds
+        absent = ""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise PeerUnavailableError(f"{self.name} did not finish step {step} within {seconds:g} s")
+                raise PeerUnavailableError(
+                    f"{self.name} did not finish step {step} within {seconds:g} s{absent}"
+                )
             wait = max(0, min(LONG_POLL_SECONDS, int(left)))
 
             async def once(wait: int = wait) -> httpx.Response:
@@ -169,6 +172,8 @@ class Trainer(Peer):
             asked = time.monotonic()
             response = await self._patiently(once, min(patience, left))
             if response.status_code == 202:
+                waits_for = _object(response).get("waits_for")
+                absent = f": {waits_for}" if waits_for else ""
                 # a trainer that answers at once does not make this a busy loop
                 await asyncio.sleep(max(0.0, min(0.2, left) - (time.monotonic() - asked)))
                 continue

@@ -2,7 +2,7 @@
 
 The ingest process starts as many as `trainer.ranks` says, each with the environment that torchrun would give
 it, and passes PARENT and RENDEZVOUS. With `trainer.ranks = "external"` it starts none, and torchrun does, on
-one node or on several that share the directories:
+one node or on several that share the directories (services/trainer/README.md):
 
     torchrun --nproc-per-node 2 -m keptset_trainer.loop OUTPUT_DIR/settings.json
 
@@ -13,6 +13,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,24 @@ def die_with_parent(parent: int) -> None:
         sys.exit(f"trainer: the ingest process {parent} is gone")
 
 
+def check_restarts(environment: Mapping[str, str]) -> None:
+    """If torchrun starts ranks again, it must give them another store.
+
+    As of torch 2.13 it does not: `_create_c10d_store` of `rendezvous.py` counts on a new one for every retry,
+    but `dynamic_rendezvous.py` keeps it. New ranks find the addresses of those that died there and call them.
+
+    Raises:
+        ValueError: it was not told to.
+    """
+    shares = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if shares and (restarts := int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0))) > 0:
+        raise ValueError(
+            f"torchrun --max-restarts={restarts}: ranks that are started again would look for those that "
+            "died, in a store that torchrun keeps; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in torchrun's "
+            "environment and --rdzv-backend=c10d, or leave --max-restarts out"
+        )
+
+
 def main(settings_path: str, parent: int | None = None, rendezvous: str | None = None) -> None:
     """Train until told to stop; an error that a user can act on is one line on stderr."""
     if parent is not None:
@@ -43,6 +62,7 @@ def main(settings_path: str, parent: int | None = None, rendezvous: str | None =
 
     claim = None
     try:
+        check_restarts(os.environ)
         settings = wait_for_settings(Path(settings_path))
         if int(os.environ.get("RANK", 0)) == 0:
             ranks = int(os.environ.get("WORLD_SIZE", 1))

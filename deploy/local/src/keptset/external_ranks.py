@@ -1,0 +1,17 @@
+"""`trainer.ranks = "external"`: the command that starts them, for whoever started the run."""
+
+import shlex
+import sys
+from pathlib import Path
+
+from keptset_settings import RunSettings
+
+
+def command(run: RunSettings) -> str:
+    """For a shell on this machine; each further node needs its part in `--nnodes` and `--rdzv-endpoint`."""
+    assert run.trainer.output_dir, "resolving a run fills it in"
+    each = "1" if run.trainer.device == "cpu" else "gpu"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={each}"]
+    loop = ["-m", "keptset_trainer.loop", str(run.trainer.output_dir.absolute() / "settings.json")]
+    # a model that is named from here is looked for from where the ranks are
+    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join([*torchrun, *loop])}"
