@@ -13,15 +13,10 @@ from keptset_trainer import one_gpu, train
 from keptset_trainer.one_gpu import OneGpu
 from keptset_trainer.ranks import Ranks
 
+from .stored_run import bytes_under, folders_of, results_of, run, spool
 from .test_offload import with_memory_of_its_own
-from .test_train import (
-    bytes_under,
-    folders_of,
-    leave_when_there_is_nothing_to_train,  # noqa: F401, a fixture
-    results_of,
-    run,
-    spool,
-)
+
+pytestmark = pytest.mark.usefixtures("leaves_when_there_is_nothing_to_train")
 
 
 @pytest.fixture
