@@ -5,14 +5,17 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
+from kept_tokens.messages import TrainingBatch
 from keptset_trainer import checkpoint, durable
 from keptset_trainer.folders import Folders, numbered
 from keptset_trainer.saver import Saver
 
 from .stored_run import bytes_under, folders_of, results_of, run, spool
+from .test_objectives import frozen, with_reference
 
 pytestmark = pytest.mark.usefixtures("leaves_when_there_is_nothing_to_train")
 
@@ -132,17 +135,16 @@ def test_a_version_is_published_after_every_step_whatever_the_interval(settings,
 
 
 def test_batches_stay_for_as_long_as_a_checkpoint_before_them_is_the_one_to_go_on_from(
-    settings, make_batch, monkeypatch
+    settings, make_batch, tmp_path, monkeypatch
 ):
-    settings = settings.model_copy(update={"checkpoint_interval": 3})
-    folders = folders_of(settings)
     kept = {2: [1, 2], 3: [1, 2, 3], 5: [1, 2, 3, 4, 5], 6: [4, 5, 6], 8: [4, 5, 6, 7, 8], 9: [7, 8, 9]}
-    done = 0
     for step, left in kept.items():
-        spool(folders, *[make_batch(one, samples=2) for one in range(done + 1, step + 1)])
-        killed_run(settings, folders, monkeypatch)
+        own = settings.model_copy(update={"checkpoint_interval": 3, "output_dir": tmp_path / f"{step}"})
+        own = own.model_copy(update={"weights_dir": tmp_path / f"{step}-weights"})
+        folders = folders_of(own)
+        spool(folders, *[make_batch(one, samples=2) for one in range(1, step + 1)])
+        killed_run(own, folders, monkeypatch)
         assert batches_of(folders) == left, f"after step {step}"
-        done = step
 
 
 def test_what_came_after_the_checkpoint_is_trained_once_more_and_changes_nothing(
@@ -160,17 +162,22 @@ def test_what_came_after_the_checkpoint_is_trained_once_more_and_changes_nothing
     said = capfd.readouterr().out
     assert "going on from the checkpoint of step 0: the batches of steps 1 to 3 are trained once more" in said
     assert "step 3 again: the same bits as version 3" in said
+    assert names(folders.checkpoints) == ["step-000000", "step-000003"], "and not a third time"
+    killed_run(settings, folders, monkeypatch)
+    assert "again" not in capfd.readouterr().out
 
     spool(folders, make_batch(4, samples=2))
     run(settings)
-    assert names(folders.checkpoints) == ["step-000000", "step-000004"]
+    assert names(folders.checkpoints) == ["step-000003", "step-000004"]
     capfd.readouterr()
     run(settings)
     assert "again" not in capfd.readouterr().out, "stopped in an orderly way it has nothing to do again"
 
 
 def test_other_bits_the_second_time_are_said_and_the_version_stays(settings, make_batch, monkeypatch, capfd):
-    """As another device's rounding would, in float64's last digits of the learning rate."""
+    """As another device's rounding would, in float64's last digits of the learning rate. What it came to is
+    what the trainer goes on from, and is never published as the version that is there.
+    """
     settings = settings.model_copy(update={"checkpoint_interval": 10})
     folders = folders_of(settings)
     spool(folders, make_batch(1), make_batch(2))
@@ -178,15 +185,34 @@ def test_other_bits_the_second_time_are_said_and_the_version_stays(settings, mak
     there = bytes_under(folders.weights)
     lr = settings.optimizer.lr * (1 + 1e-5)
     other = settings.model_copy(update={"optimizer": settings.optimizer.model_copy(update={"lr": lr})})
-    run(other)
+    killed_run(other, folders, monkeypatch)
     assert bytes_under(folders.weights) == there
     assert "step 2 again: other bits in" in capfd.readouterr().out
-    assert names(folders.checkpoints) == ["step-000000"], "no checkpoint claims a version that it is not"
+    assert names(folders.checkpoints) == ["step-000000", "step-000002"]
 
     spool(folders, make_batch(3))
+    killed_run(other, folders, monkeypatch)
+    killed_run(other, folders, monkeypatch)  # from a checkpoint whose version is other and not the newest
+    said = capfd.readouterr().out
+    assert "step 2 again" not in said
+    assert "step 3 again: the same bits as version 3" in said
+    for name, content in bytes_under(folders.weights).items():
+        assert there.get(name, content) == content, f"{name} changed after it was published"
+    assert names(folders.checkpoints) == ["step-000002", "step-000003"]
     run(other)
-    assert names(folders.checkpoints) == ["step-000000", "step-000003"]
-    run(other)  # and goes on from it
+
+
+def test_a_trainer_that_lives_shorter_than_an_interval_goes_on_all_the_same(
+    settings, make_batch, monkeypatch, capfd
+):
+    settings = settings.model_copy(update={"checkpoint_interval": 1000})
+    folders = folders_of(settings)
+    for step in range(1, 5):
+        spool(folders, make_batch(step, samples=2))
+        killed_run(settings, folders, monkeypatch)
+        again = capfd.readouterr().out.count("again: the same bits")
+        assert again == (step > 1), "one step was new in each life, and one is trained once more"
+        assert sorted(numbered(folders.checkpoints, "step-"))[-1] == step - 1
 
 
 def test_the_interval_may_change_between_starts(settings, make_batch, monkeypatch):
@@ -198,5 +224,28 @@ def test_the_interval_may_change_between_starts(settings, make_batch, monkeypatc
     assert bytes_under(folders.weights) == there
     spool(folders, make_batch(5, samples=2), make_batch(6, samples=2))
     killed_run(settings.model_copy(update={"checkpoint_interval": 2}), folders, monkeypatch)
-    assert names(folders.checkpoints) == ["step-000000", "step-000006"]
+    assert names(folders.checkpoints) == ["step-000004", "step-000006"]
     assert names(folders.weights) == ["v000004", "v000005", "v000006"]
+
+
+def test_a_step_is_the_same_the_second_time_whatever_is_in_it(settings, make_batch, monkeypatch, capfd):
+    """References, a frozen generator's words, an entropy over drawn positions: all that a step may have."""
+
+    def of_all_kinds(step: int) -> TrainingBatch:
+        masked, plain, *others = make_batch(step, samples=4).samples
+        reference = [-np.linspace(0.1, 4, one.num_tokens) for one in (masked, plain)]
+        compared = [with_reference(one, r, 0.5) for one, r in zip((masked, plain), reference, strict=True)]
+        return TrainingBatch.build(step, [*compared, frozen(others[0]), *others[1:]])
+
+    settings = settings.model_copy(
+        update={"checkpoint_interval": 10, "full_vocabulary_scores": True, "entropy": 0.5}
+    )
+    folders = folders_of(settings)
+    spool(folders, *[of_all_kinds(step) for step in (1, 2)])
+    killed_run(settings, folders, monkeypatch)
+    results = results_of(folders)
+    folders.result(2).unlink()  # as if it had been killed between weights and result
+    capfd.readouterr()
+    killed_run(settings, folders, monkeypatch)
+    assert "step 2 again: the same bits as version 2" in capfd.readouterr().out
+    assert results_of(folders) == results

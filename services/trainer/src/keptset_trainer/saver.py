@@ -1,7 +1,8 @@
 """What a step leaves on the disk: a version of the weights, and every n-th one a checkpoint before it.
 
 A trainer that starts again goes on from the newest checkpoint and trains the batches after it once more.
-Their versions are there and in use, so they stay as they are; so do their results.
+Their versions are there and in use, so they stay as they are; so do their results. What that came to is
+saved, so that nothing is trained a third time, however short a trainer's lives are.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from .folders import Folders, numbered
 from .master_weights import MasterWeights
 from .optimizer import AdamW
 from .ranks import Ranks
+
+OTHER_BITS = "other_bits"
+"""In a checkpoint's record: whether its weights are other ones than the version of its step."""
 
 
 class Saver:
@@ -52,6 +56,8 @@ class Saver:
         """The newest version that was there at the start; steps up to it are trained once more."""
         self.saved = -1
         """Step of the newest checkpoint."""
+        self.differs: int | None = None
+        """The step whose weights have other bits than its version, if training once more came to others."""
 
     def begin(self, start: Path | None, record: dict[str, Any]) -> None:
         """The first checkpoint, or the one to start from, and what a killed process may have left undone."""
@@ -59,6 +65,8 @@ class Saver:
             self._checkpoint(record)
         else:
             self.saved = record["step"]
+            if record.get(OTHER_BITS):
+                self.differs = self.saved
             self._publish(start, self.saved)
         if self.saved < self.published and self.ranks.is_first:
             self.log(
@@ -75,7 +83,9 @@ class Saver:
         step = record["step"]
         if self.is_again(step):
             if step == self.published:
-                self._compare(step)
+                other = self._has_other_bits(step)
+                self.differs = step if other else None
+                self._checkpoint({**record, OTHER_BITS: other})
         elif step % self.interval == 0:
             self._checkpoint(record)
         else:
@@ -85,7 +95,9 @@ class Saver:
                 self.ranks.first_alone(lambda: weights.publish_new(write, self.folders, step))
 
     def at_the_end(self, record: dict[str, Any]) -> None:
-        """A checkpoint of the last step, so that the next start has nothing to train once more."""
+        """A checkpoint of the last step, so that the next start has nothing to train once more; what is being
+        trained once more stays to be.
+        """
         if record["step"] > max(self.saved, self.published):
             self._checkpoint(record)
             self.ranks.first_alone(lambda: checkpoint.keep_newest(self.folders))
@@ -105,6 +117,9 @@ class Saver:
         """Let inference have a checkpoint's weights; done again it changes nothing."""
 
         def publish() -> None:
+            there = self.folders.version(step).exists()
+            if (there and step == self.differs) or (not there and step < self.published):
+                return  # a published version never changes, and an old one that is gone does not come back
             with writing(f"step {step}: its weights", self.folders.weights):
                 weights.publish(saved, self.folders, step)
 
@@ -113,22 +128,27 @@ class Saver:
     def _write_model(self, exported: dict[str, Tensor], directory: Path) -> None:
         checkpoint.write_model(directory, self.model, exported, self.tokenizer_from)
 
-    def _compare(self, step: int) -> None:
+    def _has_other_bits(self, step: int) -> bool:
         """Say whether training once more came to the version that the rollouts since then are from."""
+        differ = False
         exported = checkpoint.whole_weights(self.model, self.weights, self.ranks)
 
         def say() -> None:
+            nonlocal differ
             there = load_file(self.folders.version(step) / "model.safetensors")
             other = [name for name, tensor in there.items() if not same(tensor, exported.get(name))]
-            if other:
+            differ = bool(other)
+            if differ:
                 self.log(
                     f"step {step} again: other bits in {len(other)} of {len(there)} tensors, as another "
-                    "number of ranks or another device rounds otherwise; the version stays as it was"
+                    "number of ranks or another device rounds otherwise, or a setting was changed; the "
+                    "version stays as it was"
                 )
             else:
                 self.log(f"step {step} again: the same bits as version {step}")
 
         self.ranks.first_alone(say)
+        return bool(self.ranks.from_first(int(differ)))
 
 
 def same(one: Tensor, other: Tensor | None) -> bool:

@@ -132,8 +132,7 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None, claim: Cl
         check_samples(rows.own_samples(), vocab_size, rows.indices)
         torch.manual_seed(settings.seed + step)  # the same step again is the same step
         lr = optimizer.param_groups[0]["lr"] = learning_rate(step, settings.optimizer)
-        wants_scores = settings.full_vocabulary_scores and not saver.is_again(step)
-        full_scores = FullScores() if wants_scores else None
+        full_scores = FullScores() if settings.full_vocabulary_scores else None
         try:
             metrics, grad_norm = train_step(
                 scorer,
@@ -165,7 +164,7 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None, claim: Cl
         )
         if full_scores is not None:  # before the weights, after which the step's scores are not made again
             scores = full_scores.of_samples(batch.samples, ranks)
-            if ranks.is_first:
+            if ranks.is_first and not saver.is_again(step):
                 with writing(f"step {step}: its scores", folders.scores):
                     write_file(folders.score(step), encode(StepResult(step, step, result, scores)))
         del metrics, full_scores  # and what they have on the device
