@@ -25,6 +25,7 @@ class FakeTrainer(Served):
     Attributes:
         batches: The accepted batches, by step.
         hold_from: Accepted steps from this one on stay in training.
+        again: Steps that are trained once more before those, `seconds_again` each.
         waits_for: What it says that they wait for.
         put_faults, get_faults: Status codes that the next PUTs or GETs are answered with.
         full: That many PUTs are told that too many batches wait.
@@ -55,6 +56,8 @@ class FakeTrainer(Served):
         self.token: str | None = None
         self.batches: dict[int, TrainingBatch] = {}
         self.hold_from = math.inf
+        self.again: list[int] = []
+        self.seconds_again = 0.0
         self.waits_for: str | None = None
         self.healthy = True
         self.can_start: Callable[[], bool] = lambda: True
@@ -147,6 +150,9 @@ class FakeTrainer(Served):
             if step not in self.batches:
                 return _error(404)
             deadline = time.monotonic() + wait
+            if self.again:
+                await asyncio.sleep(self.seconds_again)
+                return JSONResponse({"state": "queued", "training": self.again.pop(0)}, 202)
             while step >= self.hold_from:
                 if time.monotonic() > deadline:
                     told = {} if self.waits_for is None else {"waits_for": self.waits_for}

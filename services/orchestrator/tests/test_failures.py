@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 
 import pytest
 
@@ -238,6 +239,25 @@ async def test_step_that_waits_for_ranks_that_are_away_says_so(drive: Drive, tra
     with pytest.raises(
         PeerUnavailableError, match=r"did not finish step 1 within 2 s: no sign of life from external ranks"
     ):
+        await drive()
+
+
+async def test_steps_that_are_trained_once_more_have_their_time_each(drive: Drive, trainer: FakeTrainer):
+    """A trainer that was started again is at earlier ones first; all of them take longer than one may."""
+    trainer.again, trainer.seconds_again = list(range(-8, 1)), 0.5
+    drive.settings.step_timeout, drive.settings.steps = 2, 1
+    began = time.monotonic()
+    rows = await drive()
+    assert [row["step"] for row in rows] == [1]
+    assert time.monotonic() - began > 2
+
+
+async def test_trainer_that_starts_again_and_again_is_not_waited_for_without_end(
+    drive: Drive, trainer: FakeTrainer
+):
+    trainer.again, trainer.seconds_again = [-2, -1, 0] * 1000, 0.1
+    drive.settings.step_timeout = 1
+    with pytest.raises(PeerUnavailableError, match="did not finish step 1 within 1 s"):
         await drive()
 
 

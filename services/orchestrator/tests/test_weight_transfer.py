@@ -206,6 +206,16 @@ async def test_a_trainer_that_is_at_a_later_step_is_not_waited_for(training, pla
     assert [server.received for server in servers] == [[], []]
 
 
+async def test_a_trainer_that_trains_steps_once_more_is_not_waited_for(played, peers):
+    """It has published the version in an earlier life, and holds one of long before."""
+    (trainer, servers), (peer, known) = played, peers
+    trainer.training = 2
+    with pytest.raises(OtherVersionError, match="was started again and trains step 2 once more"):
+        await WeightTransfer(peer, 30.0).update(3, known)
+    assert trainer.groups == 0
+    assert [server.received for server in servers] == [[], []]
+
+
 @pytest.mark.parametrize("level", [0, 1, 3])
 async def test_every_version_is_sent_before_the_trainer_goes_on(
     level: int, drive: Drive, inference: FakeInference, trainer: FakeTrainer

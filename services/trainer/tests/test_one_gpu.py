@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -69,6 +70,32 @@ def test_waiting_begins_anew_with_each_turn(engine, trainers, monkeypatch):
     assert engine.try_to_take()
     time.sleep(0.4)
     assert not trainers.is_ours(), "not counted from the first time on"
+
+
+def test_an_engine_that_waits_comes_between_two_steps_whose_batches_are_there(trainers, tmp_path):
+    """As after a start that has steps to train once more; the lock itself knows no queue."""
+    stop, got = threading.Event(), []
+    engine = GpuTurn(tmp_path / "gpu.lock", "an engine", shared=True)
+
+    def look() -> None:
+        while not stop.wait(0.05):
+            if engine.try_to_take():
+                got.append(time.monotonic())
+                engine.give_back()
+                return
+
+    trainers.first_turn(None)
+    waiting = threading.Thread(target=look)
+    waiting.start()
+    try:
+        trainers.offload = None
+        trainers.leave(None, None, None)  # type: ignore[arg-type]
+        while not trainers.is_ours():
+            time.sleep(one_gpu.POLL_SECONDS)
+    finally:
+        stop.set()
+        waiting.join()
+    assert got
 
 
 def test_a_trainer_that_leaves_its_gpu_between_steps_trains_the_same(

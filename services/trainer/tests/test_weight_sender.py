@@ -146,12 +146,43 @@ def serve(
     return asyncio.run(asked())
 
 
+def serve_refused(folders: Folders, sender: WeightSender, holds: int, **errand: Any) -> errands.ErrandFailed:
+    with pytest.raises(errands.ErrandFailed) as refused:
+        serve(folders, sender, holds, **errand)
+    return refused.value
+
+
 SEND = {"kind": "send", "version": 0, "unique_id": UNIQUE_ID, "world_size": 3}
 
 
 def published(folders: Folders, trained: Trained, directory: Path) -> None:
     trained.save(folders.checkpoint(0), directory)
     weights.publish(folders.checkpoint(0), folders, 0)
+
+
+def test_a_group_is_made_while_steps_of_versions_long_gone_are_trained_once_more(folders, tiny_directory):
+    """A trainer that has started again holds an old version, of which nothing may be left on the disk."""
+    trained = Trained(Ranks(torch.device("cpu")), tiny_directory, "none")
+    trained.save(folders.checkpoint(0), tiny_directory)
+    weights.publish(folders.checkpoint(0), folders, 7)
+    sender = sender_of(folders, trained, [])
+    assert serve(folders, sender, 2, kind="group")["unique_id"] == UNIQUE_ID
+    refused = serve_refused(folders, sender, 2, **SEND | {"version": 7})
+    assert (refused.kind, "which is version 2" in str(refused)) == ("other_version", True)
+
+
+def test_other_bits_than_the_published_ones_are_not_sent_under_their_name(folders, tiny_directory):
+    trained = Trained(Ranks(torch.device("cpu")), tiny_directory, "none")
+    published(folders, trained, tiny_directory)
+    wire = KeepingWire()
+    sender = sender_of(folders, trained, [wire])
+    sender.differs = 0
+    refused = serve_refused(folders, sender, 0, **SEND)
+    assert refused.kind == "other_version"
+    assert "trained once more with other bits" in str(refused)
+    assert wire.sent == []
+    sender.differs = None
+    assert serve(folders, sender, 0, **SEND)["bytes"] > 0
 
 
 def test_what_is_sent_is_what_is_published(folders, tiny_directory):

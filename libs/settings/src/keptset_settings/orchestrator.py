@@ -102,7 +102,8 @@ class OrchestratorSettings(Table):
     be reached: it may be starting again."""
 
     step_timeout: float = Field(default=1800.0, gt=0)
-    """Seconds to wait for the trainer to finish a step."""
+    """Seconds to wait for the trainer to finish a step. Steps that it has to train once more before it, after
+    a start, have as long each."""
 
     weights_transfer: Transfer | None = None
     """Which way the weights take: "files" (if unset) or "nccl". A run takes weights.transfer."""

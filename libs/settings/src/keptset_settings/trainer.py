@@ -200,8 +200,9 @@ class TrainerSettings(Table):
 
     checkpoint_interval: int = Field(default=1, ge=1)
     """Steps from one checkpoint (float32 weights and moments) to the next; one is written when the trainer is
-    told to stop, too. Weights are published after every step. After a start, what came after the newest
-    checkpoint is trained once more, from batches that stay in the spool for it."""
+    told to stop, too, if a minute is enough and its GPU is its own. Weights are published after every step.
+    After a start, what came after the newest checkpoint is trained once more, from batches that stay in the
+    spool for it, and saved."""
 
     keep_weights: int = Field(default=3, ge=2)
     """Published versions that stay on disk."""

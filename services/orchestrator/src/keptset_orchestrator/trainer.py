@@ -143,7 +143,8 @@ class Trainer(Peer):
 
         Args:
             step: The step.
-            seconds: For the training, all in all.
+            seconds: For the training. Earlier steps that the trainer is at first, as one that was started
+                again may be, have as long each.
             patience: For a trainer that cannot be reached meanwhile: it may have been started again.
 
         Raises:
@@ -152,6 +153,7 @@ class Trainer(Peer):
         """
         deadline = time.monotonic() + seconds
         absent = ""
+        seen: set[int] = set()  # a step gives time once: who dies again and again is not waited for
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -172,7 +174,12 @@ class Trainer(Peer):
             asked = time.monotonic()
             response = await self._patiently(once, min(patience, left))
             if response.status_code == 202:
-                waits_for = _object(response).get("waits_for")
+                said = _object(response)
+                at, waits_for = said.get("training"), said.get("waits_for")
+                if isinstance(at, int) and at <= step and at not in seen:
+                    if seen:
+                        deadline = time.monotonic() + seconds
+                    seen = {*seen, at} - ({step} if at < step else set())
                 absent = f": {waits_for}" if waits_for else ""
                 # a trainer that answers at once does not make this a busy loop
                 await asyncio.sleep(max(0.0, min(0.2, left) - (time.monotonic() - asked)))

@@ -53,6 +53,11 @@ class WeightTransfer:
                 f"{self._trainer.name} cannot send weights version {version} any more: it has published "
                 f"version {status.weight_version}{at}"
             )
+        if status.training is not None and status.training < version <= status.weight_version:
+            raise OtherVersionError(
+                f"{self._trainer.name} was started again and trains step {status.training} once more: it "
+                f"does not hold weights version {version} yet"
+            )
         members = [(server.url, server.starts, status.loop_pid or 0) for server in servers]
         if self._group is None or members != self._members:
             self._group = await self._trainer.weights_group(seconds=self._seconds)

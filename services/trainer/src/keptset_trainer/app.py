@@ -144,6 +144,8 @@ def build_app(
                 raise Refusal(503, "loop_failed", f"step {step} was accepted but not trained: {reason}")
             if time.monotonic() >= deadline or loop.stopping:
                 answer = {"step": step, "state": state_of(spool, loop, step)}
+                if (training := (loop.state() or {}).get("training")) is not None:
+                    answer["training"] = training
                 if (absent := loop.absent()) is not None:
                     answer["waits_for"] = absent
                 return JSONResponse(answer, 202)

@@ -17,6 +17,8 @@ PATIENCE = 7200.0
 """Seconds that engines may have the GPU while the trainer needs it: it has a batch, or starts."""
 SECONDS_BETWEEN_WORDS = 30.0
 POLL_SECONDS = 0.02
+SECONDS_FOR_OTHERS = 0.5
+"""After each turn, in which engines that wait for one find it: they look every 0.05 s."""
 
 
 class OneGpu:
@@ -29,6 +31,7 @@ class OneGpu:
         self.is_away = False
         self.waits_since: float | None = None
         self.word_at = 0.0
+        self.left_at: float | None = None
 
     def is_ours(self) -> bool:
         """Whether it is the trainer's turn; asked of the first rank as often as it likes.
@@ -36,10 +39,12 @@ class OneGpu:
         Raises:
             ValueError: it has not been for PATIENCE seconds of asking.
         """
-        if self.turn.try_to_take():
-            self.waits_since = None
-            return True
         now = time.monotonic()
+        if self.left_at is not None and now - self.left_at < SECONDS_FOR_OTHERS:
+            return False
+        if self.turn.try_to_take():
+            self.waits_since = self.left_at = None
+            return True
         if self.waits_since is None:
             self.waits_since, self.word_at = now, now + 1
         if now - self.waits_since > PATIENCE:
@@ -84,6 +89,7 @@ class OneGpu:
         self.is_away = True
         if self.ranks.is_first:
             self.turn.give_back()
+            self.left_at = time.monotonic()
         return {"seconds/offload": time.monotonic() - began}
 
     def come_back(self) -> dict[str, float]:

@@ -114,13 +114,15 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None, claim: Cl
         log(f"{type(policy.model).__name__} with {vocab_size} ids on {where}, at step {record['step']}")
 
     sender = weight_sender(settings, folders, policy.model, weights, ranks)
+    if sender is not None:
+        sender.differs = saver.differs
     told_to_stop = stop_on_signals(
         [signal.SIGTERM] if parent is not None else [signal.SIGTERM, signal.SIGINT]
     )
     while True:
         step = record["step"] + 1
         if ranks.is_first:
-            say(folders, vocab_size, training=None)
+            say(folders, vocab_size, training=step if saver.is_again(step) else None)
         batch = wait_for_batch(folders.batch(step), step, ranks, parent, told_to_stop, sender, one_gpu, claim)
         if batch is None:
             break
@@ -176,6 +178,8 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None, claim: Cl
         }
         saving = time.monotonic()
         saver.after(record)
+        if sender is not None:
+            sender.differs = saver.differs
         took["seconds/publish"] = time.monotonic() - saving
         if one_gpu is not None:
             took |= one_gpu.leave(policy.model, weights, optimizer)
@@ -290,7 +294,11 @@ def wait_for_batch(
 
 
 def say(folders: Folders, vocab_size: int, training: int | None) -> None:
-    """Tell the ingest process what is going on."""
+    """Tell the ingest process what is going on.
+
+    `training`: the step; also between steps that are trained once more, so that nobody takes the trainer for
+    one that is done.
+    """
     write_json(folders.loop_state, {"pid": os.getpid(), "vocab_size": vocab_size, "training": training})
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from . import errands
 from .buckets import buckets
 from .checkpoint import published
-from .folders import Folders
+from .folders import Folders, numbered
 from .master_weights import MasterWeights
 from .nccl_wire import GiveUp
 from .ranks import Ranks
@@ -68,6 +68,8 @@ class WeightSender:
         self.minted: set[bytes] = set()
         self.unique_id: bytes | None = None
         self.wire: Wire | None = None
+        self.differs: int | None = None
+        """The version whose published weights have other bits than those that are held."""
 
     def is_asked(self) -> bool:
         """Whether there is something to do; asked of the first rank."""
@@ -83,18 +85,20 @@ class WeightSender:
         if errand is None:
             return  # whoever asked has given up
         if errand["kind"] == "group":
-            self._group(errand, version)
+            self._group(errand)
         else:
             self._send(errand, version)
 
-    def _group(self, errand: dict[str, Any], version: int) -> None:
+    def _group(self, errand: dict[str, Any]) -> None:
         tensors = [
             [name, str(values.dtype).removeprefix("torch."), list(values.shape)]
             for name, values in published(self.model, self.weights)
         ]
         if not self.ranks.is_first:
             return
-        manifest = json.loads((self.folders.version(version) / "manifest.json").read_bytes())["tensors"]
+        # Not of the version that is held: a step that is trained once more has one that may be gone.
+        newest = next(reversed(numbered(self.folders.weights, "v").values()))
+        manifest = json.loads((newest / "manifest.json").read_bytes())["tensors"]
         if manifest.keys() != {name for name, *_ in tensors}:
             other = sorted(manifest.keys() ^ {name for name, *_ in tensors})[0]
             self._refuse(
@@ -188,6 +192,14 @@ class WeightSender:
                 "other_version",
                 f"version {errand['version']} is not what the training loop holds, which is version "
                 f"{version}; it can be loaded from its files",
+            )
+            return False
+        if version == self.differs:
+            self._refuse(
+                errand,
+                "other_version",
+                f"version {version} was trained once more with other bits than were published; it can be "
+                "loaded from its files",
             )
             return False
         unique_id = base64.b64decode(errand["unique_id"])
