@@ -124,3 +124,10 @@ def test_colocated_services_differ_from_those_on_two_gpus_in_turns_and_device_al
         assert other.pop("healthcheck") == {"start_period": "30m"}, "as long as Kubernetes gives it to start"
         assert other.pop("volumes")
     assert together == apart
+
+
+def test_the_colocated_orchestrator_starts_before_whoever_waits_for_the_gpu_is_healthy():
+    """A trainer that comes back waits for an engine that was left awake; an orchestrator has it sleep."""
+    waits_for = services("compose.colocated.yml")["orchestrator"]["depends_on"]
+    assert waits_for.keys() == PROJECT["services"]["orchestrator"]["depends_on"].keys()
+    assert {one["condition"] for one in waits_for.values()} == {"service_started"}

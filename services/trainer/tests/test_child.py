@@ -9,9 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
+from keptset_trainer import child
 from keptset_trainer.child import TrainingLoop
 from keptset_trainer.folders import Folders
+from keptset_trainer.serve import IngestServer
 
 
 @pytest.fixture
@@ -49,3 +53,22 @@ def test_told_to_stop_no_rank_has_failed(loop):
     loop.stop(5.0)
     assert loop.failure() is None
     assert not any(process.poll() is None for process in loop.processes)
+
+
+def test_a_rank_that_does_not_end_in_time_is_killed_and_that_is_said(loop):
+    os.kill(loop.processes[1].pid, signal.SIGSTOP)  # as one that is writing a large checkpoint
+    loop.stop(0.2)
+    assert not any(process.poll() is None for process in loop.processes)
+    said = child.sys.stderr.getvalue()
+    assert "did not end within 0 s of being told to, and is killed" in said
+    assert "is trained once more after the next start" in said
+
+
+def test_told_to_stop_twice_a_rank_that_has_ended_meanwhile_has_not_failed(loop):
+    """Else the others would be killed while they write the last checkpoint."""
+    server = IngestServer(uvicorn.Config(FastAPI()), loop)
+    server.handle_exit(signal.SIGINT, None)
+    loop.processes[1].kill()
+    loop.processes[1].wait(100)
+    server.handle_exit(signal.SIGINT, None)
+    assert loop.failure() is None

@@ -10,9 +10,10 @@ import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from kept_tokens.messages import TrainingBatch
-from keptset_trainer import checkpoint, durable
+from keptset_trainer import checkpoint, durable, train
 from keptset_trainer.folders import Folders, numbered
 from keptset_trainer.saver import Saver
+from keptset_trainer.train_step import NotFinite
 
 from .stored_run import bytes_under, folders_of, results_of, run, spool
 from .test_objectives import frozen, with_reference
@@ -249,3 +250,20 @@ def test_a_step_is_the_same_the_second_time_whatever_is_in_it(settings, make_bat
     killed_run(settings, folders, monkeypatch)
     assert "step 2 again: the same bits as version 2" in capfd.readouterr().out
     assert results_of(folders) == results
+
+
+def test_a_batch_that_is_trained_once_more_and_is_not_finite_now_is_not_to_be_removed(
+    settings, make_batch, monkeypatch
+):
+    """The start would refuse to go on without it; the first time it may be removed."""
+    settings = settings.model_copy(update={"checkpoint_interval": 10})
+    folders = folders_of(settings)
+    spool(folders, make_batch(1, samples=2))
+    killed_run(settings, folders, monkeypatch)
+    monkeypatch.setattr(train, "train_step", not_finite)
+    with pytest.raises(NotFinite, match=r"step 1: a fault\. It was finite when it was trained first"):
+        run(settings)
+
+
+def not_finite(*_: object, **__: object) -> None:
+    raise NotFinite("a fault")

@@ -108,7 +108,8 @@ class IngestServer(uvicorn.Server):
         """Why it ended by itself, the loop apart."""
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        self.loop.stopping = self.loop.is_running()
+        # asked twice, it goes on stopping: a rank that has ended by then has not failed
+        self.loop.stopping = self.loop.stopping or self.loop.is_running()
         super().handle_exit(sig, frame)
 
     def give_up(self, reason: str) -> None:

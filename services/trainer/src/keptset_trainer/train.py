@@ -152,9 +152,13 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None, claim: Cl
                 version=step - 1,
             )
         except NotFinite as error:
-            raise NotFinite(
-                f"step {step}: {error}. To give the step another batch, remove {folders.batch(step)}"
-            ) from error
+            way_out = f"To give the step another batch, remove {folders.batch(step)}"
+            if saver.is_again(step):
+                way_out = (
+                    "It was finite when it was trained first, and later batches come from what it gave: set "
+                    "back what was changed since (settings, ranks, device)"
+                )
+            raise NotFinite(f"step {step}: {error}. {way_out}") from error
         except Abandoned:
             log(f"told to stop, step {step} abandoned; it is trained after the next start")
             break
