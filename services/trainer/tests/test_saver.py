@@ -267,3 +267,39 @@ def test_a_batch_that_is_trained_once_more_and_is_not_finite_now_is_not_to_be_re
 
 def not_finite(*_: object, **__: object) -> None:
     raise NotFinite("a fault")
+
+
+def test_a_trainer_killed_while_it_trains_once_more_loses_and_repeats_nothing(
+    settings, make_batch, tmp_path, monkeypatch
+):
+    settings = settings.model_copy(update={"checkpoint_interval": 10, "keep_weights": 2})
+    first, batches = folders_of(settings), [make_batch(step, samples=2) for step in (1, 2, 3, 4)]
+    spool(first, *batches[:3])
+    killed_run(settings, first, monkeypatch)
+
+    def second_life(name: str):
+        own = settings.model_copy(
+            update={"output_dir": tmp_path / name, "weights_dir": tmp_path / f"{name}-w"}
+        )
+        shutil.copytree(settings.output_dir, own.output_dir)
+        shutil.copytree(settings.weights_dir, own.weights_dir)
+        folders = folders_of(own)
+        spool(folders, batches[3])
+        return own, folders
+
+    undisturbed, expected = second_life("undisturbed")
+    with monkeypatch.context() as patch:
+        writes = killed_before(10**9, patch)
+        run(undisturbed)
+    for write in range(random.randrange(12), writes[0], 12):
+        killed, folders = second_life(f"killed-{write}")
+        with monkeypatch.context() as patch:
+            killed_before(write, patch)
+            with pytest.raises((Killed, CheckpointException)):
+                run(killed)
+        there = bytes_under(folders.weights)
+        run(killed)
+        for name, content in bytes_under(folders.weights).items():
+            assert there.get(name, content) == content, f"{name} changed after it was published"
+        assert bytes_under(folders.weights) == bytes_under(expected.weights), f"killed before write {write}"
+        assert results_of(folders) == results_of(expected), f"killed before write {write}"
