@@ -13,6 +13,8 @@ import pytest
 from keptset import groups
 from keptset import supervisor as supervisor_module
 from keptset.supervisor import ProcessDied, Stopped, Supervisor, tail
+from keptset_inference.stopping import CUT_SECONDS, LAST_SECONDS
+from keptset_trainer.serve import STOP_PATIENCE
 
 SLEEP = ["sleep", "300"]
 IGNORES_SIGTERM = [
@@ -89,6 +91,12 @@ def test_the_newest_ends_first(tmp_path):
     assert order.read_text().split() == ["orchestrator", "trainer", "inference"]
 
 
+def test_services_have_as_long_to_end_as_their_own_bounds_say():
+    """Else the trainer's last checkpoint, or a server's requests, would be cut off by whoever stops them."""
+    requests, cut, engine_and_clients = 30, CUT_SECONDS, 2 * LAST_SECONDS
+    assert Supervisor().grace > max(STOP_PATIENCE + 5, requests + cut + engine_and_clients)
+
+
 def test_who_ignores_sigterm_is_killed_after_its_grace(tmp_path):
     with Supervisor(grace=0.3) as supervisor:
         process = supervisor.start("inference", IGNORES_SIGTERM, tmp_path / "log")
@@ -133,7 +141,7 @@ def test_a_signal_is_answered_at_once_and_ends_everything(tmp_path, number, capf
         be_signalled()
     assert caught.value.number == number
     assert str(caught.value) == number.name
-    assert f"keptset: {number.name}: stopping inference (at most 20 s for each" in capfd.readouterr().err
+    assert f"keptset: {number.name}: stopping inference (at most 75 s for each" in capfd.readouterr().err
     assert groups.members(started[0].popen.pid) == []
     assert signal.getsignal(number) == before
 

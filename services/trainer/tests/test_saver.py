@@ -17,6 +17,7 @@ from keptset_trainer.train_step import NotFinite
 
 from .stored_run import bytes_under, folders_of, results_of, run, spool
 from .test_objectives import frozen, with_reference
+from .test_ranks import on_ranks
 
 pytestmark = pytest.mark.usefixtures("leaves_when_there_is_nothing_to_train")
 
@@ -303,3 +304,27 @@ def test_a_trainer_killed_while_it_trains_once_more_loses_and_repeats_nothing(
             assert there.get(name, content) == content, f"{name} changed after it was published"
         assert bytes_under(folders.weights) == bytes_under(expected.weights), f"killed before write {write}"
         assert results_of(folders) == results_of(expected), f"killed before write {write}"
+
+
+def train_on(ranks, settings) -> None:
+    train.train(settings, ranks, os.getppid())
+
+
+@pytest.mark.parametrize("sharding", ["full", "optimizer"])
+def test_another_number_of_ranks_trains_once_more_and_goes_on(
+    sharding, settings, make_batch, monkeypatch, tmp_path
+):
+    settings = settings.model_copy(update={"checkpoint_interval": 10, "full_vocabulary_scores": True})
+    folders = folders_of(settings)
+    spool(folders, *[make_batch(step, samples=4) for step in (1, 2)])
+    killed_run(settings, folders, monkeypatch)
+    there = [bytes_under(one) for one in (folders.weights, folders.results, folders.scores)]
+    spool(folders, make_batch(3, samples=4))
+    on_ranks(2, train_on, tmp_path, settings.model_copy(update={"sharding": sharding}))
+    assert names(folders.checkpoints) == ["step-000002", "step-000003"]
+    for before, folder in zip(there, (folders.weights, folders.results, folders.scores), strict=True):
+        after = bytes_under(folder)
+        assert all(after.get(name, content) == content for name, content in before.items())
+        assert after.keys() - before.keys()
+    run(settings)  # and back on one, from whichever bits those were
+    assert names(folders.checkpoints) == ["step-000002", "step-000003"]

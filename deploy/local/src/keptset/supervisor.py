@@ -66,9 +66,11 @@ class Supervisor:
     SIGKILL what still runs. If this process is itself killed, a watcher ends them (keptset.watcher).
     """
 
-    def __init__(self, grace: float = 20.0, held: Sequence[int] = ()) -> None:
+    def __init__(self, grace: float = 75.0, held: Sequence[int] = ()) -> None:
         self.grace = grace
-        """Seconds that each process gets between SIGTERM and SIGKILL."""
+        """Seconds that each process gets between SIGTERM and SIGKILL; by default what the slowest service may
+        take by its own bounds, as in containers: the trainer, which writes a last checkpoint.
+        """
         self.held = held
         """File descriptors that stay open until the last process has ended, whoever ends it: locks."""
         self.processes: list[Process] = []
