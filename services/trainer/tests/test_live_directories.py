@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from kept_tokens.messages import TrainingBatch, encode
-from keptset_trainer import resume
+from keptset_trainer import resume, train
 from keptset_trainer import spool as spool_module
 from keptset_trainer.folders import Folders
+from keptset_trainer.ranks import Ranks
 from keptset_trainer.resume import where_to_start
 from keptset_trainer.spool import Spool
+
+from .stored_run import folders_of, results_of, run, spool
+from .test_ranks import on_ranks
 
 
 @pytest.fixture
@@ -83,9 +87,30 @@ def once_stale(folders: Folders) -> Callable[[Path, str], dict[int, Path]]:
     return look
 
 
-def test_a_batch_that_is_trained_and_removed_meanwhile_was_accepted(folders, make_batch, monkeypatch):
+@pytest.mark.parametrize(("name", "call"), [("numbered", 1), ("numbered", 2), ("whole_batch", 1)])
+def test_a_batch_that_is_trained_and_removed_meanwhile_was_accepted(
+    folders, make_batch, monkeypatch, name, call
+):
     batch = make_batch(1)
     folders.batch(1).write_bytes(encode(batch))
-    just_before(monkeypatch, spool_module, "whole_batch", 1, lambda: finish(folders, 1, batch))
+    just_before(monkeypatch, spool_module, name, call, lambda: finish(folders, 1, batch))
     spool = Spool(folders, 64)
     assert (spool.next_step, spool.trained_step, spool.hashes[1]) == (2, 1, batch.content_hash)
+
+
+def test_all_ranks_go_on_from_the_checkpoint_that_the_first_one_finds(
+    settings, make_batch, tmp_path, leaves_when_there_is_nothing_to_train
+):
+    """On a shared file system another node may see a directory as it was a minute ago."""
+    folders = folders_of(settings)
+    spool(folders, make_batch(1))
+    run(settings)
+    spool(folders, make_batch(2))
+
+    def work(ranks: Ranks) -> None:
+        if not ranks.is_first:
+            train.where_to_start = lambda *_: (None, {"step": 0, "content_hash": None, "metrics": {}})
+        train.train(settings, ranks, None)
+
+    on_ranks(2, work, tmp_path)
+    assert list(results_of(folders)) == ["step-000001.json", "step-000002.json"]

@@ -69,6 +69,17 @@ class Ranks:
         if failed:
             raise RuntimeError(f"rank {self.rank}: rank 0 failed; its log says why")
 
+    def found_by_first(self, look: Callable[[], T]) -> T:
+        """What the first rank finds, on all of them: on a shared file system another node may see a directory
+        as it was a minute ago.
+
+        Raises:
+            RuntimeError: on the others, if the first one failed.
+        """
+        found: list[T] = []
+        self.first_alone(lambda: found.append(look()))
+        return self.gathered(found)[0][0]
+
 
 def join(device: str, rendezvous: str | None = None) -> Ranks:
     """Meet the other ranks, if there are any: what torchrun and the ingest process say in the environment.

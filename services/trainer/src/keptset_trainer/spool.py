@@ -34,9 +34,11 @@ class Spool:
     def __init__(self, folders: Folders, max_waiting: int) -> None:
         self.folders, self.max_waiting = folders, max_waiting
         self.hashes: dict[int, bytes] = {}
+        # Looked at before the results: external ranks remove a batch when its result is there, right now.
+        spooled = numbered(folders.spool, "step-")
         for step, path in numbered(folders.results, "step-").items():
             self.hashes[step] = hash_of_result(path)
-        for step, path in numbered(folders.spool, "step-").items():
+        for step, path in spooled.items():
             if step not in self.hashes:
                 try:
                     self.hashes[step] = whole_batch(path, step)

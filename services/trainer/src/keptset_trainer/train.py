@@ -68,8 +68,8 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None, claim: Cl
         one_gpu = OneGpu(GpuTurn(settings.gpu_lock, "the trainer", shared=False), ranks)
         one_gpu.first_turn(parent)
 
-    # where we are: the newest checkpoint, or the model of the settings
-    start, record = where_to_start(settings.model, folders)
+    # where we are: the newest checkpoint, or the model of the settings; other nodes may see older ones only
+    start, record = ranks.found_by_first(partial(where_to_start, settings.model, folders))
     if settings.deterministic:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
