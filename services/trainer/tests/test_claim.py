@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,8 @@ from keptset_trainer import heartbeat, loop_settings
 from keptset_trainer.claim import Claim
 from keptset_trainer.external import ExternalLoop
 from keptset_trainer.folders import Folders, folders_of
-from keptset_trainer.loop import check_restarts
+from keptset_trainer.loop import check_restarts, run
+from keptset_trainer.serve import take_lock
 
 PATIENCE = 100.0
 FAST = 0.6
@@ -43,6 +45,12 @@ def write(settings: TrainerSettings) -> None:
     folders_of(settings).settings.write_text(settings.model_dump_json())
 
 
+@pytest.fixture
+def watchful(external: TrainerSettings) -> TrainerSettings:
+    """Of a loop that looks a long time whether another one beats, so that a busy machine's does within it."""
+    return external.model_copy(update={"ranks_timeout": PATIENCE})
+
+
 def claim_of(settings: TrainerSettings, by_ingest: bool = False, lock_patience: float = PATIENCE) -> Claim:
     return Claim(settings, folders_of(settings).settings, 2, by_ingest, lock_patience)
 
@@ -61,7 +69,7 @@ class Elsewhere:
     def __init__(self, folders: Folders, beats: bool) -> None:
         self.folders, self.beats = folders, beats
         self.sign = replace(heartbeat.first(2), kernel="another machine", host="elsewhere", pid=7)
-        heartbeat.write(folders, self.sign)
+        self._write()
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._beat)
 
@@ -75,6 +83,10 @@ class Elsewhere:
     def _beat(self) -> None:
         while self.beats and not self.over.wait(FAST / 12):
             self.sign = replace(self.sign, beat=self.sign.beat + 1)
+            self._write()
+
+    def _write(self) -> None:
+        with suppress(FileNotFoundError):  # another loop writes too, by way of the same temporary name
             heartbeat.write(self.folders, self.sign)
 
 
@@ -110,12 +122,12 @@ def test_a_process_that_holds_the_lock_and_gives_no_sign_is_waited_for_and_named
             claim_of(external, lock_patience=0.2).take()
 
 
-def test_a_loop_on_another_machine_whose_lock_is_not_seen_is_seen_by_its_heartbeat(external, folders):
+def test_a_loop_on_another_machine_whose_lock_is_not_seen_is_seen_by_its_heartbeat(watchful, folders):
     with (
         Elsewhere(folders, beats=True),
         pytest.raises(ValueError, match=r"2 ranks, the first of them process 7 on elsewhere"),
     ):
-        claim_of(external).take()
+        claim_of(watchful).take()
 
 
 def test_a_loop_on_another_machine_that_is_gone_is_followed_when_it_has_been_watched(
@@ -141,15 +153,19 @@ def test_a_disk_that_takes_no_sign_of_life_is_named_before_anything_is_loaded(ex
 
 
 def test_a_file_system_without_locks_is_told_and_leaves_it_to_the_heartbeat(
-    external, folders, monkeypatch, capsys
+    watchful, folders, monkeypatch, capsys
 ):
     def without_locks(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("keptset_trainer.claim.fcntl.flock", without_locks)
     with Elsewhere(folders, beats=True), pytest.raises(ValueError, match="another training loop is there"):
-        claim_of(external).take()
+        claim_of(watchful).take()
     assert "loop.lock cannot be locked (No locks available)" in capsys.readouterr().out
+    with pytest.raises(
+        ValueError, match=r"lock cannot be locked \(No locks available\), so two trainers could"
+    ):
+        take_lock(folders)  # ingest has nothing else to be kept apart by
 
 
 def test_two_that_began_at_once_do_not_both_go_on(external, folders):
@@ -162,7 +178,7 @@ def test_two_that_began_at_once_do_not_both_go_on(external, folders):
     command = [sys.executable, "-c", code, str(folders.settings)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "taken\n"
-        with Elsewhere(folders, beats=False):
+        with Elsewhere(folders, beats=True):
             said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 1
     assert "another training loop (2 ranks, the first of them process 7 on elsewhere) has begun over" in said
@@ -180,11 +196,51 @@ def test_ranks_under_torchrun_are_refused_beside_an_ingest_process_that_starts_i
             claim = claim_of(settings, by_ingest)
             claim.take()
             claim.end("x")
-    by_hand = claim_of(own)  # over what lies in the spool, as long as no ingest process is there
-    by_hand.take()
-    with folders.lock.open("wb") as lock, pytest.raises(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    by_hand.end("x")
+
+
+def test_ranks_that_found_the_settings_of_an_earlier_run_let_an_ingest_process_in_and_take_its_own(
+    external, folders
+):
+    """It had started its ranks itself; now torchrun is there before ingest, which no longer does."""
+    write(external.model_copy(update={"ranks": 2}))
+    early = claim_of(loop_settings.wait_for_settings(folders.settings))
+    early.take()
+    with take_lock(folders):
+        write(external)
+        assert "settings.json has changed since this loop began (ranks)" in early.look()
+        early.end("x")
+        again = claim_of(loop_settings.wait_for_settings(folders.settings))
+        again.take()
+        assert again.look() is None
+        again.end("x")
+
+
+@pytest.mark.parametrize("left", ["", '{"loop": "a', "[]", '{"of_tomorrow": 1}'])
+def test_a_heartbeat_that_cannot_be_read_stops_neither_loop_nor_ingest(external, folders, left):
+    """Two loops wrote it at once, or one of another version did."""
+    folders.heartbeat.write_text(left)
+    folders.loop_state.write_text('{"pid": 1')
+    ingest = ExternalLoop(folders, patience=PATIENCE)
+    assert said_of(ingest).startswith("no external ranks have come yet")
+    claim = claim_of(external)
+    claim.take()
+    folders.heartbeat.write_text(left)
+    wait_for("the next beat", lambda: heartbeat.read(folders) is not None)
+    assert ingest.absent() is None
+    claim.end("x")
+
+
+def test_ranks_that_have_read_different_settings_do_not_train_together(settings, monkeypatch):
+    """Each rank reads the file by itself, and ingest may have written it anew in between."""
+
+    class Both:
+        def gathered(self, own: TrainerSettings) -> list[TrainerSettings]:
+            return [own, own.model_copy(update={"seed": 1, "port": 9})]
+
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    monkeypatch.setattr("keptset_trainer.ranks.join", lambda *_: Both())
+    with pytest.raises(SystemExit, match=r"rank 1 has read other settings than rank 0 \(seed\), .*again"):
+        run(settings, None, None, None)
 
 
 def test_a_loop_of_another_version_than_ingest_begins_no_step(claim, folders):
@@ -246,7 +302,7 @@ def said_of(loop: ExternalLoop) -> str:
 
 
 def test_ingest_knows_by_its_own_clock_whether_external_ranks_live(external, folders):
-    loop = ExternalLoop(folders, patience=FAST)
+    loop = ExternalLoop(folders, patience=PATIENCE)
     assert said_of(loop).startswith("no external ranks have come yet")
     assert (loop.state(), loop.vocab_size(), loop.failure()) == (None, None, None)
 
@@ -259,6 +315,7 @@ def test_ingest_knows_by_its_own_clock_whether_external_ranks_live(external, fol
 
     claim.ended.set()  # as if it were killed
     claim.thread.join()
+    loop.patience = FAST
     wait_for("them to be missed", lambda: said_of(loop).startswith("no sign of life from external ranks for"))
     assert (loop.state(), loop.vocab_size()) == (None, 261), "batches are still checked and taken in"
 

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -50,7 +49,7 @@ class Claim:
         self.sign = heartbeat.first(ranks)
         self.problem: str | None = None
         """Why this loop must not begin another step."""
-        self.locks: list[IO[bytes]] = []
+        self.lock: IO[bytes] | None = None
         self.writing = threading.Lock()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._renew, name="heartbeat", daemon=True)
@@ -63,8 +62,8 @@ class Claim:
         """
         seen = heartbeat.Sign(self.folders)
         if self.settings.ranks != "external" and not self.by_ingest:
-            self._lock(self.folders.lock, lambda: self._refuse_beside_ingest())
-        self._lock(self.folders.loop_lock, lambda: self._refuse_beside(seen))
+            self._refuse_beside_ingest()
+        self._take_lock(seen)
         if seen.last is not None and seen.last.ended is None and seen.last.kernel != self.sign.kernel:
             print(
                 f"trainer: looking {WATCHED_BEATS * self.seconds_a_beat:g} s whether the last training loop "
@@ -91,20 +90,20 @@ class Claim:
             there = heartbeat.read(self.folders)
             if there is not None and there.loop == self.sign.loop:
                 self._write(replace(self.sign, beat=self.sign.beat + 1, ended=words))
-        for lock in self.locks:
-            lock.close()
+        if self.lock is not None:
+            self.lock.close()
 
-    def _lock(self, path: Path, refuse: Callable[[], None]) -> None:
-        lock = path.open("ab")
-        self.locks.append(lock)
+    def _take_lock(self, seen: heartbeat.Sign) -> None:
+        path = self.folders.loop_lock
+        self.lock = path.open("ab")
         deadline = time.monotonic() + self.lock_patience
         said = False
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                refuse()
+                self._refuse_beside(seen)
             except OSError as error:
                 print(
                     f"trainer: {path} cannot be locked ({error.strerror}): only the heartbeat keeps two "
@@ -123,11 +122,20 @@ class Claim:
             time.sleep(POLL_SECONDS)
 
     def _refuse_beside_ingest(self) -> None:
-        raise ValueError(
-            f"trainer.output_dir {self.folders.output}: a trainer with ranks = {self.settings.ranks!r} uses "
-            'it, which starts its ranks itself; stop it, or start it with trainer.ranks = "external" for '
-            "ranks that torchrun starts"
-        )
+        """Its lock is looked at, not held: these settings may be of an earlier run, and then an ingest
+        process with ranks = "external" is to come in and write those of this one.
+        """
+        try:
+            with self.folders.lock.open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"trainer.output_dir {self.folders.output}: a trainer with ranks = {self.settings.ranks!r} "
+                "uses it, which starts its ranks itself; stop it, or start it with trainer.ranks = "
+                '"external" for ranks that torchrun starts'
+            ) from None
+        except OSError:
+            return  # no locks here, so no ingest process either: it refuses to start
 
     def _refuse_beside(self, seen: heartbeat.Sign) -> None:
         if seen.changed() and seen.last is not None and seen.last.ended is None:

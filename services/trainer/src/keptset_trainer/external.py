@@ -41,7 +41,7 @@ class ExternalLoop:
         """What the living loop says it is doing; None while it loads, or if there is none."""
         try:
             state: dict[str, Any] = json.loads(self.folders.loop_state.read_bytes())
-        except OSError:
+        except (OSError, ValueError):  # not there, or two loops have written over each other
             return None
         self.vocabulary = state["vocab_size"]
         return state if self.absent() is None else None

@@ -72,10 +72,12 @@ def this_kernel() -> str:
 
 
 def read(folders: Folders) -> Heartbeat | None:
-    """The last sign; None if there is none or it cannot be read just now, as from a volume that is away."""
+    """The last sign; None if there is none or it cannot be read, as from a volume that is away, where two
+    loops have written over each other, or from another version.
+    """
     try:
         return Heartbeat(**json.loads(folders.heartbeat.read_bytes()))
-    except OSError:
+    except (OSError, ValueError, TypeError):
         return None
 
 

@@ -94,6 +94,7 @@ def run(
 
     import transformers
 
+    from .loop_settings import check_same
     from .ranks import join, leave
     from .train import train
     from .train_step import NotFinite
@@ -101,7 +102,9 @@ def run(
 
     transformers.utils.logging.disable_progress_bar()
     try:
-        train(settings, join(settings.device, rendezvous), parent, claim)
+        ranks = join(settings.device, rendezvous)
+        check_same(ranks.gathered(settings))
+        train(settings, ranks, parent, claim)
     except (ValueError, NotFinite, OSError) as error:
         sys.exit(f"trainer: {error}")
     except TransferBroken as error:

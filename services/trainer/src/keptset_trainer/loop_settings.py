@@ -66,8 +66,27 @@ def changed_settings(settings: TrainerSettings, path: Path) -> list[str]:
         return []
     except ValidationError:
         return ["those of another version"]
-    now, then = _flat(there), _flat(settings)
-    return sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
+    return _differing(settings, there)
+
+
+def check_same(read: list[TrainerSettings]) -> None:
+    """All ranks train with the same settings. `read`: what each of them has read, in their order.
+
+    Raises:
+        ValueError: ingest has written others between two ranks' looks, or a node saw the older file.
+    """
+    for rank, settings in enumerate(read):
+        if names := _differing(read[0], settings):
+            raise ValueError(
+                f"rank {rank} has read other settings than rank 0 ({', '.join(names)}), as the ingest "
+                "process wrote new ones meanwhile: start the ranks again"
+            )
+
+
+def _differing(one: TrainerSettings, other: TrainerSettings) -> list[str]:
+    """Names of the loop's settings whose values are not the same in both."""
+    a, b = _flat(one), _flat(other)
+    return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
 
 
 def _flat(settings: TrainerSettings) -> dict[str, Any]:

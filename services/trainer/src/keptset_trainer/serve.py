@@ -127,7 +127,7 @@ def take_lock(folders: Folders) -> IO[bytes]:
     """The lock of the output directory, which the training loop inherits.
 
     Raises:
-        ValueError: another trainer has held it for LOCK_PATIENCE seconds.
+        ValueError: another trainer has held it for LOCK_PATIENCE seconds, or the file system has no locks.
     """
     lock = folders.lock.open("wb")
     deadline = time.monotonic() + LOCK_PATIENCE
@@ -142,3 +142,9 @@ def take_lock(folders: Folders) -> IO[bytes]:
                     "that uses it; stop that one or choose another directory"
                 ) from None
             time.sleep(0.1)
+        except OSError as error:
+            raise ValueError(
+                f"{folders.lock} cannot be locked ({error.strerror}), so two trainers could take in batches "
+                "side by side; put trainer.output_dir on a file system with locks (a local one, NFS from "
+                "version 4, CephFS, Lustre with -o flock)"
+            ) from error
