@@ -13,8 +13,12 @@ import httpx
 import pytest
 
 from keptset import ports
+from keptset_settings import TrainerSettings
+from keptset_trainer import train
 
-from .test_process import PATIENCE, Trainer, is_alive
+from .stored_run import folders_of, results_of, spool
+from .test_process import PATIENCE, Trainer, is_alive, weights_under
+from .test_ranks import on_ranks
 
 RANKS_TIMEOUT = 6.0
 """Seconds; a busy machine's ranks must not count as away."""
@@ -106,24 +110,22 @@ def numbers(results: list[dict]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def expected(tiny_directory: Path, make_batch: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Results and weights of a trainer that starts two ranks itself, and that nobody disturbs."""
-    trainer = Trainer(tiny_directory, tmp_path_factory.mktemp("own"), **{"ranks": 2, "keep-weights": 9})
-    trainer.start()
-    try:
-        results = []
-        for step in range(1, STEPS + 1):
-            assert trainer.put(make_batch(step)).status_code == 202
-            results.append(trainer.result(step))
-        return numbers(results), trainer.weights()
-    finally:
-        trainer.process.terminate()
-        trainer.ended()
+@pytest.fixture
+def expected(
+    settings: TrainerSettings, make_batch: Any, tmp_path: Path, leaves_when_there_is_nothing_to_train: None
+) -> Any:
+    """Results and weights of two ranks that nobody disturbs, forked from this process."""
+    root = tmp_path / "undisturbed"
+    places = {"output_dir": root / "trainer", "weights_dir": root / "weights", "keep_weights": 9}
+    settings = settings.model_copy(update=places)
+    folders = folders_of(settings)
+    spool(folders, *map(make_batch, range(1, STEPS + 1)))
+    on_ranks(2, lambda ranks: train.train(settings, ranks, None), tmp_path)
+    return numbers(list(results_of(folders).values())), weights_under(root)
 
 
-@pytest.mark.timeout(1200)  # torch is imported a dozen times
-def test_external_ranks_and_ingest_come_and_go_and_train_what_own_ranks_would(
+@pytest.mark.timeout(1200)  # torch is imported six times
+def test_external_ranks_and_ingest_come_and_go_and_train_what_undisturbed_ranks_would(
     trainer, ranks, make_batch, expected
 ):
     # pods start in any order
@@ -134,11 +136,11 @@ def test_external_ranks_and_ingest_come_and_go_and_train_what_own_ranks_would(
     assert trainer.put(make_batch(1)).status_code == 202
     results.append(trainer.result(1))
 
-    # a second loop over the same folder
-    with closing(Ranks(trainer.root, "second")) as second:
-        second.start()
-        assert second.process.wait(PATIENCE) != 0
-        assert "another training loop is there (2 ranks, the first of them process " in second.log.read_text()
+    # a second loop over the same folder; its first rank as torchrun would start it
+    second = [sys.executable, "-m", "keptset_trainer.loop", str(ranks.settings)]
+    refused = subprocess.run(second, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert refused.returncode == 1
+    assert "another training loop is there (2 ranks, the first of them process " in refused.stderr
     assert len(ranks.pids()) == 2
 
     # all ranks are killed in the middle of a step, or before or after it
@@ -176,6 +178,20 @@ def test_external_ranks_and_ingest_come_and_go_and_train_what_own_ranks_would(
     # each can be told to end without the other
     ranks.process_ends()
     trainer.wait_for("the ranks' last words", lambda: "have ended: they were told to stop" in health(trainer))
+    trainer.process.terminate()
+    assert trainer.ended() == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_ranks_that_ingest_starts_itself_train_the_same(trainer, make_batch, expected):
+    trainer.options["ranks"] = 2
+    trainer.start()
+    results = []
+    for step in range(1, STEPS + 1):
+        assert trainer.put(make_batch(step)).status_code == 202
+        results.append(trainer.result(step))
+    assert (numbers(results), trainer.weights()) == expected
     trainer.process.terminate()
     assert trainer.ended() == 0
 

@@ -83,7 +83,11 @@ class Trainer:
         return self.process.wait(PATIENCE)
 
     def weights(self) -> dict[str, bytes]:
-        return {str(p.relative_to(self.root)): p.read_bytes() for p in (self.root / "weights").rglob("*.*")}
+        return weights_under(self.root)
+
+
+def weights_under(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in (root / "weights").rglob("*.*")}
 
 
 @pytest.fixture
