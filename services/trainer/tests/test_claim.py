@@ -20,7 +20,7 @@ from keptset_trainer.claim import Claim
 from keptset_trainer.external import ExternalLoop
 from keptset_trainer.folders import Folders, folders_of
 from keptset_trainer.loop import check_restarts, run
-from keptset_trainer.serve import take_lock
+from keptset_trainer.serve import serve, take_lock
 
 PATIENCE = 100.0
 FAST = 0.6
@@ -213,6 +213,15 @@ def test_ranks_that_found_the_settings_of_an_earlier_run_let_an_ingest_process_i
         again.take()
         assert again.look() is None
         again.end("x")
+
+
+def test_an_ingest_process_that_would_start_ranks_beside_living_ones_changes_nothing_for_them(
+    claim, external, folders, capsys
+):
+    own = {"model": external.model, "output-dir": folders.output, "weights-dir": folders.weights, "ranks": 2}
+    assert serve([text for name, value in own.items() for text in (f"--{name}", str(value))]) == 2
+    assert "another training loop is there (2 ranks, the first of them process" in capsys.readouterr().err
+    assert claim.look() is None, "the settings are still those that it began with"
 
 
 @pytest.mark.parametrize("left", ["", '{"loop": "a', "[]", '{"of_tomorrow": 1}'])

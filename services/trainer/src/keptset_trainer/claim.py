@@ -63,7 +63,7 @@ class Claim:
         seen = heartbeat.Sign(self.folders)
         if self.settings.ranks != "external" and not self.by_ingest:
             self._refuse_beside_ingest()
-        self._take_lock(seen)
+        self.lock = lock_of_the_loop(self.folders, seen, self.lock_patience)
         if seen.last is not None and seen.last.ended is None and seen.last.kernel != self.sign.kernel:
             print(
                 f"trainer: looking {WATCHED_BEATS * self.seconds_a_beat:g} s whether the last training loop "
@@ -93,34 +93,6 @@ class Claim:
         if self.lock is not None:
             self.lock.close()
 
-    def _take_lock(self, seen: heartbeat.Sign) -> None:
-        path = self.folders.loop_lock
-        self.lock = path.open("ab")
-        deadline = time.monotonic() + self.lock_patience
-        said = False
-        while True:
-            try:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                self._refuse_beside(seen)
-            except OSError as error:
-                print(
-                    f"trainer: {path} cannot be locked ({error.strerror}): only the heartbeat keeps two "
-                    "training loops apart on this file system",
-                    flush=True,
-                )
-                return
-            if time.monotonic() > deadline:
-                raise ValueError(
-                    f"{path}: waited {self.lock_patience:.0f} s for whoever holds this lock and gives no "
-                    "sign of life: a process that hangs, or a file server that remembers a lost machine"
-                )
-            if not said:
-                print(f"trainer: waiting for the lock {path} of an earlier training loop", flush=True)
-            said = True
-            time.sleep(POLL_SECONDS)
-
     def _refuse_beside_ingest(self) -> None:
         """Its lock is looked at, not held: these settings may be of an earlier run, and then an ingest
         process with ranks = "external" is to come in and write those of this one.
@@ -137,17 +109,10 @@ class Claim:
         except OSError:
             return  # no locks here, so no ingest process either: it refuses to start
 
-    def _refuse_beside(self, seen: heartbeat.Sign) -> None:
-        if seen.changed() and seen.last is not None and seen.last.ended is None:
-            raise ValueError(
-                f"trainer.output_dir {self.folders.output}: another training loop is there ({seen.last.who})"
-                ", and two would train every batch twice; end that one, or leave it to it"
-            )
-
     def _watch(self, seen: heartbeat.Sign, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self._refuse_beside(seen)
+            refuse_beside(self.folders, seen)
             time.sleep(POLL_SECONDS)
 
     def _renew(self) -> None:
@@ -183,3 +148,46 @@ class Claim:
                 "start the ranks again, and they go on with the new settings"
             )
         return self.problem
+
+
+def lock_of_the_loop(folders: Folders, seen: heartbeat.Sign, patience: float) -> IO[bytes]:
+    """The open `loop.lock`, locked where the file system can: no other loop is there that holds it.
+
+    Raises:
+        ValueError: another loop lives, or its lock stays for `patience` seconds.
+    """
+    path = folders.loop_lock
+    lock = path.open("ab")
+    deadline = time.monotonic() + patience
+    said = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            refuse_beside(folders, seen)
+        except OSError as error:
+            print(
+                f"trainer: {path} cannot be locked ({error.strerror}): only the heartbeat keeps two "
+                "training loops apart on this file system",
+                flush=True,
+            )
+            return lock
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"{path}: waited {patience:.0f} s for whoever holds this lock and gives no sign of life: "
+                "a process that hangs, or a file server that remembers a lost machine"
+            )
+        if not said:
+            print(f"trainer: waiting for the lock {path} of an earlier training loop", flush=True)
+        said = True
+        time.sleep(POLL_SECONDS)
+
+
+def refuse_beside(folders: Folders, seen: heartbeat.Sign) -> None:
+    """ValueError if another loop has given a sign of life since the last look."""
+    if seen.changed() and seen.last is not None and seen.last.ended is None:
+        raise ValueError(
+            f"trainer.output_dir {folders.output}: another training loop is there ({seen.last.who})"
+            ", and two would train every batch twice; end that one, or leave it to it"
+        )

@@ -16,10 +16,12 @@ from keptset_settings import load_service
 
 from .app import build_app
 from .child import TrainingLoop, visible_gpus
+from .claim import lock_of_the_loop
 from .durable import sweep, write_file
 from .external import ExternalLoop
 from .folders import Folders, folders_of
 from .guards import guarded
+from .heartbeat import Sign
 from .resume import where_to_start
 from .spool import Spool
 from .watched import WatchedLoop
@@ -46,6 +48,8 @@ def serve(argv: list[str]) -> int:
         sweep(folders.spool)  # its own alone: external ranks may be writing the rest right now
         where_to_start(settings.model, folders)
         spool = Spool(folders, settings.max_waiting_batches)
+        if settings.ranks != "external":  # before other settings are written, for which those ranks would end
+            lock_of_the_loop(folders, Sign(folders), LOCK_PATIENCE).close()
         own_ranks = visible_gpus() if settings.ranks == "auto" else settings.ranks
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
