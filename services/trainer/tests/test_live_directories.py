@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kept_tokens.messages import TrainingBatch, encode
+from keptset_settings import TrainerSettings
 from keptset_trainer import resume, train
 from keptset_trainer import spool as spool_module
 from keptset_trainer.folders import Folders
@@ -61,14 +62,14 @@ def test_a_start_between_two_steps_of_ranks_is_no_other_run(folders, monkeypatch
     for step in range(steps):
         finish(folders, step)
     just_before(monkeypatch, resume, "numbered", call, lambda: finish(folders, steps))
-    _, record = where_to_start("m", folders)
+    _, record = where_to_start(TrainerSettings(model="m"), folders)
     assert record["step"] in (max(0, steps - 1), steps)
 
 
 def test_a_checkpoint_that_newer_ones_replace_is_not_missed(folders, monkeypatch):
     finish(folders, 0)
     monkeypatch.setattr(resume, "numbered", once_stale(folders))
-    _, record = where_to_start("m", folders)
+    _, record = where_to_start(TrainerSettings(model="m"), folders)
     assert record["step"] == 2
 
 

@@ -177,8 +177,8 @@ def test_what_came_after_the_checkpoint_is_trained_once_more_and_changes_nothing
 
 
 def test_other_bits_the_second_time_are_said_and_the_version_stays(settings, make_batch, monkeypatch, capfd):
-    """As another device's rounding would, in float64's last digits of the learning rate. What it came to is
-    what the trainer goes on from, and is never published as the version that is there.
+    """As another device's rounding would, here a learning rate that nobody knows of. What it came to is what
+    the trainer goes on from, and is never published as the version that is there.
     """
     settings = settings.model_copy(update={"checkpoint_interval": 10})
     folders = folders_of(settings)
@@ -187,6 +187,7 @@ def test_other_bits_the_second_time_are_said_and_the_version_stays(settings, mak
     there = bytes_under(folders.weights)
     lr = settings.optimizer.lr * (1 + 1e-5)
     other = settings.model_copy(update={"optimizer": settings.optimizer.model_copy(update={"lr": lr})})
+    folders.recipe.unlink()
     killed_run(other, folders, monkeypatch)
     assert bytes_under(folders.weights) == there
     assert "step 2 again: other bits in" in capfd.readouterr().out

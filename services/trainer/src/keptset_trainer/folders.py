@@ -9,6 +9,7 @@ The ingest process writes `spool/`, `settings.json` and `errand.json`, the train
     checkpoints/step-000001/      model, training state and result after every n-th step; the last two
     errand.json, errand-done.json what ingest asks of the loop between steps, and the answer
     loop.json                     what the living loop is doing
+    recipe.json                   the settings that the last steps were trained with (see `recipe`)
     heartbeat.json                renewed by its first rank (see `heartbeat`)
     loop.lock                     held by its first rank, so that there is one loop only (see `claim`)
     rendezvous                    where the loop's ranks meet, if there are several
@@ -48,6 +49,10 @@ class Folders:
     @property
     def settings(self) -> Path:
         return self.output / "settings.json"
+
+    @property
+    def recipe(self) -> Path:
+        return self.output / "recipe.json"
 
     @property
     def loop_state(self) -> Path:

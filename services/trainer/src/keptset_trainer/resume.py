@@ -4,18 +4,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+from keptset_settings import TrainerSettings
+
 from .folders import Folders, numbered
+from .recipe import check_recipe
 
 
-def where_to_start(model: str, folders: Folders) -> tuple[Path | None, dict[str, Any]]:
+def where_to_start(settings: TrainerSettings, folders: Folders) -> tuple[Path | None, dict[str, Any]]:
     """The newest checkpoint, or None at the first start, and its record.
 
     Incomplete checkpoints do not carry the name, so the newest one is complete. The record holds step,
     content_hash and metrics of the step that it was saved after, and the model that the run began with.
 
     Raises:
-        ValueError: the directories hold something of another run.
+        ValueError: the directories hold something of another run, or steps to be trained once more in
+            another way.
     """
+    assert settings.model
+    model = settings.model
     # Looked at before the checkpoint, which a loop of external ranks writes before them right now.
     published = max(numbered(folders.weights, "v"), default=None)
     trained = max(numbered(folders.results, "step-"), default=None)
@@ -28,8 +34,9 @@ def where_to_start(model: str, folders: Folders) -> tuple[Path | None, dict[str,
     except FileNotFoundError:
         if start.exists():
             raise
-        return where_to_start(model, folders)  # newer ones have taken its place meanwhile
+        return where_to_start(settings, folders)  # newer ones have taken its place meanwhile
     check_same_run(start, record, model, folders, published or 0)
+    check_recipe(settings, folders, record["step"], published or 0)
     return start, record
 
 

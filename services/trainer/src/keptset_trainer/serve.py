@@ -46,7 +46,7 @@ def serve(argv: list[str]) -> int:
         folders.create()
         lock = take_lock(folders)
         sweep(folders.spool)  # its own alone: external ranks may be writing the rest right now
-        where_to_start(settings.model, folders)
+        where_to_start(settings, folders)
         spool = Spool(folders, settings.max_waiting_batches)
         if settings.ranks != "external":  # before other settings are written, for which those ranks would end
             lock_of_the_loop(folders, Sign(folders), LOCK_PATIENCE).close()

@@ -36,6 +36,7 @@ from .optimizer import adamw
 from .packing import pack
 from .prepare import chosen_sharding, prepare
 from .ranks import Ranks
+from .recipe import write_recipe
 from .resume import where_to_start
 from .saver import Saver
 from .schedule import learning_rate
@@ -69,7 +70,7 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None, claim: Cl
         one_gpu.first_turn(parent)
 
     # where we are: the newest checkpoint, or the model of the settings; other nodes may see older ones only
-    start, record = ranks.found_by_first(partial(where_to_start, settings.model, folders))
+    start, record = ranks.found_by_first(partial(where_to_start, settings, folders))
     if settings.deterministic:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -106,6 +107,7 @@ def train(settings: TrainerSettings, ranks: Ranks, parent: int | None, claim: Cl
         log=log,
     )
     saver.begin(start, record)
+    ranks.first_alone(partial(write_recipe, settings, folders))
     if one_gpu is not None:
         one_gpu.leave(policy.model, weights, optimizer)
     ranks.first_alone(partial(finish, folders, record, settings.keep_weights, settings.keep_batches))
