@@ -56,7 +56,9 @@ def test_told_to_stop_no_rank_has_failed(loop):
 
 
 def test_a_rank_that_does_not_end_in_time_is_killed_and_that_is_said(loop):
-    os.kill(loop.processes[1].pid, signal.SIGSTOP)  # as one that is writing a large checkpoint
+    pid = loop.processes[1].pid
+    os.kill(pid, signal.SIGSTOP)  # as one that is writing a large checkpoint
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)  # of two signals that wait the other one comes first
     loop.stop(0.2)
     assert not any(process.poll() is None for process in loop.processes)
     said = child.sys.stderr.getvalue()
