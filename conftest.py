@@ -20,7 +20,8 @@ def sections() -> dict[str, list[str]]:
 SERVICES_TIMEOUT = 1500
 """Seconds for a test that starts an engine or all services: a loaded machine takes minutes to start one."""
 
-BY_NAME = ("long", "containers", "fuzz", "soak")
+LONG = "long"
+BY_NAME = (LONG, "containers", "fuzz", "soak")
 """Markers of tests that run only when they are asked for (`make test-long`, `make test-deploy`, `make fuzz`,
 `make soak`)."""
 
@@ -36,6 +37,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         starts_services = item.get_closest_marker("engine") or item.get_closest_marker("e2e")
         if starts_services and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SERVICES_TIMEOUT))
+    if config.option.markexpr == LONG:
+        items.sort(key=lambda item: not item.nodeid.startswith("tests/"))  # the longest first
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -44,7 +47,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     Not `--dist loadgroup`: pytest-xdist 3.8 writes groups into node ids, which pytest 9.2 does not allow.
     """
-    from xdist.scheduler import LoadFileScheduling
+    from xdist.scheduler import LoadFileScheduling, LoadScheduling
+
+    if config.option.markexpr == LONG:  # few, of minutes each: whoever is free takes the next one
+        config.option.maxschedchunk = 1
+        return LoadScheduling(config, log)
 
     class ByFileOrEngines(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:

@@ -30,10 +30,10 @@ def test_the_same_seed_draws_the_same_kills():
 def test_a_run_survives_kills_of_anything(started, sections, colocated):
     """Also where engine and trainer take turns: whoever dies holds no turn, and has to wait for the next."""
     seed = seed_of_draw()
-    level, interval = (0, 1) if colocated else (1, 3)
+    level, interval, steps = (0, 1, 10) if colocated else (1, 3, 20)
     run = KilledRun(
         started,
-        steps=20,
+        steps=steps,
         prompts=2,
         group_size=2,
         level=level,
