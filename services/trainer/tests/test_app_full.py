@@ -1,21 +1,12 @@
 """How many batches may wait to be trained, and what the next one is told."""
 
 import asyncio
-from pathlib import Path
-
-import pytest
 
 from kept_tokens.messages import TrainingBatch, encode
-from keptset_trainer.folders import Folders
 
-from .test_app import PlayedLoop, client_of, trained
+from .played_loop import PlayedLoop, client_of, folders, trained
 
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Folders:
-    folders = Folders(tmp_path / "trainer", tmp_path / "weights")
-    folders.create()
-    return folders
+__all__ = ["folders"]  # a fixture
 
 
 async def test_a_batch_too_many_is_sent_again_when_a_step_is_done(folders, make_batch):

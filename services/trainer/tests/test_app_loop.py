@@ -1,31 +1,10 @@
 """The HTTP API while the training loop loads, is away or has died."""
 
-from pathlib import Path
-
-import httpx
-import pytest
-
 from kept_tokens.messages import encode
-from keptset_trainer.folders import Folders
 
-from .test_app import PlayedLoop, client_of, trained
+from .played_loop import client, folders, loop, trained
 
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Folders:
-    folders = Folders(tmp_path / "trainer", tmp_path / "weights")
-    folders.create()
-    return folders
-
-
-@pytest.fixture
-def loop() -> PlayedLoop:
-    return PlayedLoop()
-
-
-@pytest.fixture
-def client(folders: Folders, loop: PlayedLoop) -> httpx.AsyncClient:
-    return client_of(folders, loop)
+__all__ = ["client", "folders", "loop"]  # fixtures
 
 
 async def test_health_follows_the_loop(client, loop):

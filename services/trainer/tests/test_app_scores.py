@@ -1,20 +1,10 @@
 """The HTTP API of a trainer that looks at the whole vocabulary: references, and scores with the result."""
 
-from pathlib import Path
-
-import pytest
-
 from kept_tokens.messages import StepResult, TrainingBatch, TrainingSample, decode, encode
-from keptset_trainer.folders import Folders
 
-from .test_app import PlayedLoop, client_of, trained
+from .played_loop import PlayedLoop, client_of, folders, trained
 
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Folders:
-    folders = Folders(tmp_path / "trainer", tmp_path / "weights")
-    folders.create()
-    return folders
+__all__ = ["folders"]  # a fixture
 
 
 def compared(batch: TrainingBatch) -> TrainingBatch:

@@ -16,7 +16,7 @@ from keptset_trainer.app import build_app
 from keptset_trainer.folders import Folders
 from keptset_trainer.spool import Spool
 
-from .test_app import PlayedLoop
+from .played_loop import PlayedLoop
 
 SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 PATHS = ("/keptset/v1/steps/{step}", "/keptset/v1/status", "/health", "/metrics")

@@ -32,7 +32,7 @@ from keptset_trainer.ranks import Ranks
 from keptset_trainer.spool import Spool
 from keptset_trainer.weight_sender import TransferBroken, WeightSender
 
-from .test_app import PlayedLoop
+from .played_loop import PlayedLoop
 from .test_ranks import Trained, on_ranks
 
 UNIQUE_ID = base64.b64encode(bytes(range(128))).decode()
