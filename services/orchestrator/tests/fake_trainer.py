@@ -29,6 +29,8 @@ class FakeTrainer(Served):
         waits_for: What it says that they wait for.
         put_faults, get_faults: Status codes that the next PUTs or GETs are answered with.
         full: That many PUTs are told that too many batches wait.
+        busy_with: Steps that it says it is at, another one at each look at its status; PUTs are told the same
+            until the last one.
         lose_answers: That many PUTs are accepted, but answered with 503.
         version_off: How far the weights version of a result is from its step.
         puts: Steps of all PUTs that came.
@@ -64,6 +66,7 @@ class FakeTrainer(Served):
         self.put_faults: list[int] = []
         self.get_faults: list[int] = []
         self.full: float = 0
+        self.busy_with: list[int] = []
         self.lose_answers = 0
         self.version_off = 0
         self.puts: list[int] = []
@@ -96,13 +99,16 @@ class FakeTrainer(Served):
         @app.get("/keptset/v1/status")
         async def status() -> dict[str, Any]:
             trained = int(min(len(self.batches), self.hold_from - 1))
+            at = trained + 1 if trained < len(self.batches) else None
+            if self.busy_with:
+                at = self.busy_with.pop(0)
             return {
                 "service": "trainer",
                 "version": "0",
                 "next_step": self.next_step,
                 "trained_step": trained,
                 "weight_version": trained,
-                "training": trained + 1 if trained < len(self.batches) else None,
+                "training": at,
                 "sends_weights": self.sends_weights,
                 "sending": self.sending,
                 "vocab_size": self.vocab_size,
@@ -118,12 +124,12 @@ class FakeTrainer(Served):
             data = await request.body()
             self.puts.append(step)
             self.journal.append(f"put {step}")
-            if self.put_faults:
-                return _error(self.put_faults.pop(0))
-            if self.full:
-                self.full -= 1
+            if self.full or self.busy_with:
+                self.full = max(0, self.full - 1)
                 said = error_body(429, "spool_full", f"step {step}: 64 batches wait to be trained")
                 return JSONResponse(said, 429, {"retry-after": "0"})
+            if self.put_faults:
+                return _error(self.put_faults.pop(0))
             batch = decode(data, TrainingBatch)
             check_batch(batch, self.vocab_size)
             assert batch.step == step

@@ -214,9 +214,39 @@ async def test_batch_that_finds_no_room_is_sent_again_as_long_as_a_step_may_take
 async def test_trainer_that_has_no_room_for_a_whole_steps_time_is_named(drive: Drive, trainer: FakeTrainer):
     trainer.full = math.inf
     drive.settings.step_timeout = 0.3
-    waited = r"batch of step 1: 429 step 1: 64 batches wait to be trained \(asked again for 0.3 s\)"
+    full = rf"trainer {trainer.url}: batch of step 1: 429 step 1: 64 batches wait to be trained"
+    waited = rf"{full} \(waited 0.3 s for it to be done with no step that it names\)"
     with pytest.raises(PeerUnavailableError, match=waited):
         await drive()
+    trainer.busy_with = [7] * 1000
+    with pytest.raises(PeerUnavailableError, match=rf"{full} \(waited 0.3 s for it to be done with step 7\)"):
+        await drive()
+
+
+async def test_batch_finds_room_after_steps_that_are_trained_once_more_and_have_their_time_each(
+    drive: Drive, trainer: FakeTrainer
+):
+    trainer.busy_with = list(range(-8, 1))
+    drive.settings.step_timeout = 0.3  # the pauses between two looks alone are more
+    assert len(await drive()) == 3
+
+
+async def test_batch_does_not_wait_without_end_for_a_trainer_that_starts_again_and_again(
+    drive: Drive, trainer: FakeTrainer
+):
+    trainer.busy_with = [-2, -1, 0] * 1000
+    drive.settings.step_timeout = 0.3
+    with pytest.raises(PeerUnavailableError, match=r"\(waited 0.3 s for it to be done with step"):
+        await drive()
+
+
+async def test_trainer_that_starts_again_after_it_had_no_room_for_long_has_time_to_start(
+    drive: Drive, trainer: FakeTrainer
+):
+    trainer.full, trainer.put_faults = 4, [503, 503]
+    drive.settings.startup_timeout = 1.0  # 0.1 + 0.2 + 0.4 + 0.8 s of pauses are more
+    assert len(await drive()) == 3
+    assert trainer.puts == [1] * 7 + [2, 3]
 
 
 async def test_result_is_asked_for_again_after_a_server_error(drive: Drive, trainer: FakeTrainer):

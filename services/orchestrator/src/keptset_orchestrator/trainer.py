@@ -19,13 +19,15 @@ from .errors import (
     TransferFailedError,
 )
 from .peers import HEALTH_SECONDS, Peer, TransientError, bearer, error_code, error_text
+from .training_time import TrainingTime
 
 T = TypeVar("T")
 
 MSGPACK = "application/msgpack"
 LONG_POLL_SECONDS = 30
 """How long the trainer may hold a question for a step's result."""
-
+MOST_PAUSE = 2.0
+"""Seconds between two attempts, unless the trainer asks for more."""
 
 SPOOL_FULL = "spool_full"
 """What the trainer calls it that too many batches wait to be trained."""
@@ -109,13 +111,20 @@ class Trainer(Peer):
     async def hand_in(self, step: int, batch: bytes, *, seconds: float, training: float) -> None:
         """PUT the batch of a step; returns once the trainer holds it on disk.
 
-        The same bytes may be put again, so attempts that fail to connect or get a 5xx are repeated until
-        `seconds` are over, and those that find too many batches waiting until `training` seconds are.
+        The same bytes may be put again, so attempts that fail to connect or get a 5xx are repeated.
+
+        Args:
+            step: The step.
+            batch: As it is sent.
+            seconds: For a trainer that cannot be reached or fails, anew whenever it could be.
+            training: For one that has no room as too many batches wait; each step that it comes to meanwhile,
+                also one that it trains once more, has as long.
 
         Raises:
             OtherBatchError: 409.
             PeerRefusedError: 413, 422 and other 4xx: the text names sample and position.
-            PeerUnavailableError: not accepted within `seconds`.
+            PeerUnavailableError: not accepted within `seconds`, or no room for `training` seconds, in which
+                it came to no other step.
         """
 
         async def once() -> httpx.Response:
@@ -129,7 +138,20 @@ class Trainer(Peer):
                 also=(409,),
             )
 
-        response = await self._patiently(once, seconds, training)
+        time_left, pause = TrainingTime(training), 0.1
+        while True:
+            try:
+                response = await self._patiently(once, seconds, but=SPOOL_FULL)
+                break
+            except TransientError as full:
+                time_left.see(await self._training())
+                if time_left.left <= 0:
+                    at = "no step that it names" if time_left.at is None else f"step {time_left.at}"
+                    raise PeerUnavailableError(
+                        f"{full} (waited {training:g} s for it to be done with {at})"
+                    ) from full
+                await asyncio.sleep(min(max(pause, full.pause), time_left.left))
+                pause = min(2 * pause, MOST_PAUSE)
         if response.status_code == 409:
             body = _object(response)
             raise OtherBatchError(
@@ -151,11 +173,9 @@ class Trainer(Peer):
             PeerUnavailableError: no result within `seconds`, or unreachable for `patience` seconds.
             PeerRefusedError: the trainer does not know the step (404).
         """
-        deadline = time.monotonic() + seconds
-        absent = ""
-        seen: set[int] = set()  # a step gives time once: who dies again and again is not waited for
+        time_left, absent = TrainingTime(seconds), ""
         while True:
-            left = deadline - time.monotonic()
+            left = time_left.left
             if left <= 0:
                 raise PeerUnavailableError(
                     f"{self.name} did not finish step {step} within {seconds:g} s{absent}"
@@ -176,10 +196,7 @@ class Trainer(Peer):
             if response.status_code == 202:
                 said = _object(response)
                 at, waits_for = said.get("training"), said.get("waits_for")
-                if isinstance(at, int) and at <= step and at not in seen:
-                    if seen:
-                        deadline = time.monotonic() + seconds
-                    seen = {*seen, at} - ({step} if at < step else set())
+                time_left.see(at if isinstance(at, int) and at <= step else None)
                 absent = f": {waits_for}" if waits_for else ""
                 # a trainer that answers at once does not make this a busy loop
                 await asyncio.sleep(max(0.0, min(0.2, left) - (time.monotonic() - asked)))
@@ -243,11 +260,21 @@ class Trainer(Peer):
                 raise TransferFailedError(refusal, trainer_lost=True)
             raise OtherVersionError(refusal) if code == "other_version" else PeerRefusedError(refusal)
 
-    async def _patiently(
-        self, once: Callable[[], Awaitable[T]], seconds: float, training: float | None = None
-    ) -> T:
-        """Repeat `once` while it fails transiently, with growing pauses, until `seconds` are over; `training`
-        is the bound instead while it is a step that is waited for.
+    async def _training(self) -> int | None:
+        """The step that it is at; None: at none, or it does not say right now."""
+        try:
+            response = await self.call("GET", "/keptset/v1/status", seconds=HEALTH_SECONDS, what="status")
+        except TransientError:
+            return None
+        at = _object(response).get("training")
+        return at if isinstance(at, int) else None
+
+    async def _patiently(self, once: Callable[[], Awaitable[T]], seconds: float, but: str | None = None) -> T:
+        """Repeat `once` while it fails transiently, with growing pauses, until `seconds` are over.
+
+        Raises:
+            PeerUnavailableError: they are.
+            TransientError: the answer is a 429 of the code `but`, which the caller waits for itself.
         """
         began = time.monotonic()
         pause = 0.1
@@ -255,13 +282,14 @@ class Trainer(Peer):
             try:
                 return await once()
             except TransientError as error:
-                bound = training if training is not None and error.code == SPOOL_FULL else seconds
-                left = began + bound - time.monotonic()
+                if but is not None and error.code == but:
+                    raise
+                left = began + seconds - time.monotonic()
                 if left <= 0:
-                    raise PeerUnavailableError(f"{error} (asked again for {bound:g} s)") from error
+                    raise PeerUnavailableError(f"{error} (asked again for {seconds:g} s)") from error
                 asked = error.pause
             await asyncio.sleep(min(max(pause, asked), left))
-            pause = min(2 * pause, 2.0)
+            pause = min(2 * pause, MOST_PAUSE)
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:
