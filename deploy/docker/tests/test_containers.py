@@ -175,7 +175,7 @@ def test_asked_to_stop_a_server_ends_its_requests_first(project: Project):
         client.start()
     project.wait_until(is_sampling, 100, "a request to be sampled")
     asked_to_stop = time.monotonic()
-    project.container("inference").stop(timeout=45)
+    project.container("inference").stop(timeout=55)
     for client in clients:
         client.join(200)
     assert {answer.status_code for _, answer in answers} == {200}

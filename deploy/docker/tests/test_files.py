@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from keptset_settings import load_service
+from keptset.grace import seconds_to_end
+from keptset_settings import load_service, read_run
 
 ROOT = Path(__file__).parents[3]
 PROJECT = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -92,6 +93,20 @@ def test_settings_are_those_that_the_services_take(service, tmp_path, monkeypatc
     for name, value in expected[service].items():
         place = Path("/var/lib/keptset") / str(value) if name.endswith("_dir") else value
         assert getattr(settings, name) == place
+
+
+@pytest.mark.parametrize("service", ["inference", "trainer", "orchestrator"])
+def test_services_have_as_long_to_end_as_they_take_by_their_own_settings(service):
+    """Those of the demo; whoever changes them may change the time too, as compose cannot follow a setting."""
+    run = read_run([ROOT / "deploy" / "local" / "reverse-text.toml"])
+    grace = f"{seconds_to_end(service, run):g}s"
+    said = PROJECT["services"][service]["stop_grace_period"]
+    if service != "orchestrator":
+        variable = f"KEPTSET_{service.upper()}_STOP_GRACE"
+        assert said == f"${{{variable}:-{grace}}}"
+        assert f"# {variable}={grace} " in (ROOT / "deploy" / "docker" / "env.example").read_text()
+    else:
+        assert said == grace
 
 
 @pytest.mark.parametrize("service", ["inference", "trainer", "orchestrator"])

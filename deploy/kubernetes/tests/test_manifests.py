@@ -12,8 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from keptset.grace import seconds_to_end
 from keptset_settings import read_run
-from keptset_trainer.loop import check_restarts
+from keptset_trainer.torchrun import SHUTDOWN_VARIABLE, check_restarts
 
 OVERLAYS = Path(__file__).parents[1] / "overlays"
 NAMES = sorted(path.name for path in OVERLAYS.iterdir())
@@ -184,6 +185,23 @@ def test_ranks_of_several_nodes_find_each_other_and_share_files_with_their_inges
     # ranks that are away are no reason to start ingest again, nor to hide it from the orchestrator
     assert "httpGet" not in server["livenessProbe"] | server["startupProbe"]
     assert named["Service", "trainer"]["spec"]["publishNotReadyAddresses"]
+
+
+@pytest.mark.parametrize("overlay", NAMES)
+def test_pods_have_as_long_to_end_as_their_services_take_by_their_settings(rendered, overlay, tmp_path):
+    """Else a last checkpoint is cut off; whoever changes run.toml changes it too, as the comments say."""
+    (config,) = [m for m in rendered[overlay] if m["kind"] == "ConfigMap"]
+    (tmp_path / "run.toml").write_text(config["data"]["run.toml"])
+    run = read_run([tmp_path / "run.toml"])
+    for name in ("inference", "trainer", "orchestrator"):
+        pod = pods(rendered[overlay])[home_of(name, rendered[overlay])]
+        assert pod["terminationGracePeriodSeconds"] >= seconds_to_end(name, run), name
+    if overlay == "trainer-pods":
+        pod = pods(rendered[overlay])["trainer-ranks"]
+        (ranks,) = pod["containers"]
+        waits = next(int(e["value"]) for e in ranks["env"] if e["name"] == SHUTDOWN_VARIABLE)
+        assert waits >= run.trainer.shutdown_timeout
+        assert pod["terminationGracePeriodSeconds"] >= waits + 10
 
 
 def claim_at(path: str, pod: Manifest) -> str:

@@ -68,10 +68,9 @@ def test_a_run_says_how_to_start_ranks_that_it_does_not_start(keptset, work):
     code, out, err = keptset("run", DEMO, "--orchestrator.steps", 1, "--trainer.ranks", "external")
     assert (code, err) == (0, "")
     settings = work / "runs" / "reverse-text" / "trainer" / "settings.json"
-    torchrun = (
-        f"{sys.executable} -m torch.distributed.run --nproc-per-node=1 -m keptset_trainer.loop {settings}"
-    )
-    assert f"waiting for them; in another shell: cd {work} && {torchrun}" in out
+    torchrun = f"{sys.executable} -m torch.distributed.run --nproc-per-node=1 -m keptset_trainer.loop"
+    command = f"cd {work} && TORCH_ELASTIC_SHUTDOWN_TIMEOUT=60 {torchrun} {settings}"
+    assert f"waiting for them; in another shell: {command}" in out
     assert "end torchrun with Ctrl-C" in out
 
 

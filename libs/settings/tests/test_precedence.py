@@ -5,6 +5,7 @@ import pytest
 from keptset_settings import SettingsError, SettingsWarning, load_run, load_service, read_run
 
 MODEL = "[inference]\nmodel = 'm'\n"
+PLACES = ["--output-dir", "trainer", "--weights-dir", "weights"]
 
 
 def test_defaults_when_nothing_is_said(toml):
@@ -199,3 +200,20 @@ def test_a_kind_that_does_not_exist_leaves_the_others_keys_alone(toml):
     assert str(error.value).startswith(
         '[trainer.loss] kind = "clipped_rati": unknown kind, did you mean clipped_ratio?'
     )
+
+
+def test_the_time_to_stop_of_a_run_is_its_trainers_from_file_environment_or_option(toml, monkeypatch):
+    path = toml(f"{MODEL}[trainer]\nshutdown_timeout = 300\n")
+    assert read_run([path]).trainer.shutdown_timeout == 300.0
+    assert load_service("trainer", ["--config", str(path), *PLACES]).shutdown_timeout == 300.0
+    monkeypatch.setenv("KEPTSET_TRAINER__SHUTDOWN_TIMEOUT", "200.5")
+    assert load_service("trainer", ["--config", str(path), *PLACES]).shutdown_timeout == 200.5
+    option = ["--trainer.shutdown-timeout", "100"]
+    assert read_run([path], option).trainer.shutdown_timeout == 100.0
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "86401", "inf", "nan", "soon"])
+def test_a_time_to_stop_that_is_none_is_named(toml, value):
+    path = toml(MODEL)
+    with pytest.raises(SettingsError, match=rf"shutdown_timeout.*{value}"):
+        read_run([path], [f"--trainer.shutdown_timeout={value}"])

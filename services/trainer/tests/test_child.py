@@ -62,7 +62,7 @@ def test_a_rank_that_does_not_end_in_time_is_killed_and_that_is_said(loop):
     loop.stop(0.2)
     assert not any(process.poll() is None for process in loop.processes)
     said = child.sys.stderr.getvalue()
-    assert "did not end within 0 s of being told to, and is killed" in said
+    assert "did not end within 0.2 s of being told to (trainer.shutdown_timeout), and is killed" in said
     assert "is trained once more after the next start" in said
 
 

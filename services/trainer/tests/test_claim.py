@@ -19,7 +19,7 @@ from keptset_trainer import heartbeat, loop_settings
 from keptset_trainer.claim import Claim
 from keptset_trainer.external import ExternalLoop
 from keptset_trainer.folders import Folders, folders_of
-from keptset_trainer.loop import check_restarts, run
+from keptset_trainer.loop import run
 from keptset_trainer.serve import serve, take_lock
 
 PATIENCE = 100.0
@@ -295,15 +295,6 @@ def test_settings_of_another_version_are_no_traceback(tmp_path):
         ValueError, match=r"settings.json: of_tomorrow: .*not what an ingest process of this version"
     ):
         loop_settings.wait_for_settings(path)
-
-
-def test_a_torchrun_that_restarts_ranks_is_refused_unless_it_gives_them_a_new_store():
-    restarts = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "3"}
-    with pytest.raises(ValueError, match=r"--max-restarts=3: .*set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in"):
-        check_restarts(restarts)
-    check_restarts(restarts | {"TORCHELASTIC_USE_AGENT_STORE": "False"})  # what that variable makes of it
-    check_restarts(restarts | {"TORCHELASTIC_MAX_RESTARTS": "0"})
-    check_restarts({})
 
 
 def said_of(loop: ExternalLoop) -> str:

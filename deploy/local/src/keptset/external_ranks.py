@@ -1,5 +1,6 @@
 """`trainer.ranks = "external"`: the command that starts them, for whoever started the run."""
 
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -13,5 +14,7 @@ def command(run: RunSettings) -> str:
     each = "1" if run.trainer.device == "cpu" else "gpu"
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={each}"]
     loop = ["-m", "keptset_trainer.loop", str(run.trainer.output_dir.absolute() / "settings.json")]
+    # whom torchrun starts is told to stop by torchrun, which waits 30 s if nobody says otherwise
+    wait = f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={math.ceil(run.trainer.shutdown_timeout)}"
     # a model that is named from here is looked for from where the ranks are
-    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join([*torchrun, *loop])}"
+    return f"cd {shlex.quote(str(Path.cwd()))} && {wait} {shlex.join([*torchrun, *loop])}"

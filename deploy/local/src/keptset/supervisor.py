@@ -14,6 +14,9 @@ from keptset import groups
 TAIL_LINES = 20
 """Lines of a dead process's log that are shown."""
 
+GRACE = 15.0
+"""Seconds that a process gets between SIGTERM and SIGKILL, unless it needs more."""
+
 CAUSE_GRACE = 2.0
 """Seconds that the cause of a death may take to die as well."""
 
@@ -51,6 +54,8 @@ class Process:
     """None: ours."""
     may_end: bool = False
     """Whether exit code 0 is its proper end; a service that ends by itself is dead, whatever its code."""
+    grace: float = GRACE
+    """Seconds that it gets between SIGTERM and SIGKILL."""
     started: float = field(default_factory=time.monotonic)
 
     def died(self) -> bool:
@@ -66,11 +71,7 @@ class Supervisor:
     SIGKILL what still runs. If this process is itself killed, a watcher ends them (keptset.watcher).
     """
 
-    def __init__(self, grace: float = 75.0, held: Sequence[int] = ()) -> None:
-        self.grace = grace
-        """Seconds that each process gets between SIGTERM and SIGKILL; by default what the slowest service may
-        take by its own bounds, as in containers: the trainer, which writes a last checkpoint.
-        """
+    def __init__(self, held: Sequence[int] = ()) -> None:
         self.held = held
         """File descriptors that stay open until the last process has ended, whoever ends it: locks."""
         self.processes: list[Process] = []
@@ -97,9 +98,8 @@ class Supervisor:
     ) -> None:
         self._closing = True
         if isinstance(error, Stopped) and self.processes:
-            names = ", ".join(process.name for process in reversed(self.processes))
-            patience = f"{self.grace:.0f} s for each; once more kills them"
-            print(f"keptset: {error}: stopping {names} (at most {patience})", file=sys.stderr, flush=True)
+            each = [f"{process.name} (at most {process.grace:g} s)" for process in reversed(self.processes)]
+            _say(f"{error}: stopping {', '.join(each)}; once more kills them")
         for process in reversed(self.processes):
             self._end(process)
         assert self._watcher.stdin is not None
@@ -115,6 +115,7 @@ class Supervisor:
         log: Path,
         environment: Mapping[str, str] | None = None,
         may_end: bool = False,
+        grace: float = GRACE,
     ) -> Process:
         """Starts a command in its own session, its output in `log`; the default environment is ours."""
         self._starting = True  # a signal in here waits, or it could leave a child that nobody has listed
@@ -128,7 +129,7 @@ class Supervisor:
                     env=environment,
                     start_new_session=True,
                 )
-            process = Process(name, popen, log, command, environment, may_end)
+            process = Process(name, popen, log, command, environment, may_end, grace)
             self.processes.append(process)
             self._tell(f"+{popen.pid}")
         finally:
@@ -156,7 +157,9 @@ class Supervisor:
         """Ends what is left of a process and starts its command again, in its place in the order."""
         place = self.processes.index(process)
         self._end(process)
-        again = self.start(process.name, process.command, process.log, process.environment, process.may_end)
+        again = self.start(
+            process.name, process.command, process.log, process.environment, process.may_end, process.grace
+        )
         self.processes.pop()
         self.processes[place] = again
         return again
@@ -167,7 +170,7 @@ class Supervisor:
         self.processes.remove(process)
 
     def _end(self, process: Process) -> None:
-        groups.end(process.popen.pid, self.grace, lambda: self._hurry)
+        groups.end(process.popen.pid, process.grace, lambda: self._hurry)
         process.popen.wait(timeout=5)
         self._tell(f"-{process.popen.pid}")
 
@@ -177,10 +180,9 @@ class Supervisor:
             self._watcher.stdin.write(f"{line}\n".encode())
         except BrokenPipeError:  # what we end ourselves still ends
             if not self._unwatched:
-                print(
-                    "keptset: somebody ended keptset.watcher; should this process be killed now, "
-                    "its services would stay behind",
-                    file=sys.stderr,
+                _say(
+                    "somebody ended keptset.watcher; should this process be killed now, its services would "
+                    "stay behind"
                 )
             self._unwatched = True
 
@@ -192,6 +194,10 @@ class Supervisor:
         else:
             self._closing = True
             raise Stopped(number)
+
+
+def _say(text: str) -> None:
+    print(f"keptset: {text}", file=sys.stderr, flush=True)
 
 
 def describe_exit(code: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from keptset import external_ranks
 from keptset.directory import RunDirectory
 from keptset.display import Display
+from keptset.grace import seconds_to_end
 from keptset.health import wait_healthy
 from keptset.metrics import MetricsTail, Row
 from keptset.restarts import Restarts, count
@@ -87,7 +88,8 @@ def _start(
     config = directory.configs / ("inference-0.toml" if name == "inference" else f"{name}.toml")
     command = [sys.executable, "-m", f"keptset_{name}", "--config", str(config)]
     environment = service_variables(service_environment(run, name))
-    supervisor.start(name, command, directory.logs / f"{name}.log", environment, may_end)
+    log, grace = directory.logs / f"{name}.log", seconds_to_end(name, run)
+    supervisor.start(name, command, log, environment, may_end, grace)
 
 
 def service_variables(secrets: dict[str, str]) -> dict[str, str]:
@@ -146,14 +148,7 @@ def _follow(
     run: RunSettings, tail: MetricsTail, supervisor: Supervisor, restarts: Restarts, display: Display
 ) -> list[Row]:
     """Shows rows until the orchestrator ends properly; returns them all."""
-    limits = run.orchestrator
-    # Every wait inside the orchestrator has its own limit; this one is for an orchestrator that hangs itself.
-    silence = 2 * (
-        limits.start_patience
-        + limits.request_attempts * limits.request_timeout
-        + limits.step_timeout
-        + limits.weights_timeout
-    )
+    limits, silence = run.orchestrator, longest_silence(run)
     latest = time.monotonic()
     with display.training(limits.steps) as training:
         while True:
@@ -176,6 +171,20 @@ def _follow(
             f"the orchestrator ended after {len(rows)} of {limits.steps} steps; see {orchestrator.log}"
         )
     return rows
+
+
+def longest_silence(run: RunSettings) -> float:
+    """Seconds after which an orchestrator without a new row hangs itself: every wait in it has its own limit.
+
+    The trainer may have been started again, and train what came after its last checkpoint once more.
+    """
+    limits = run.orchestrator
+    return 2 * (
+        limits.start_patience
+        + limits.request_attempts * limits.request_timeout
+        + (1 + run.trainer.checkpoint_interval) * limits.step_timeout
+        + limits.weights_timeout
+    )
 
 
 def _said(missing: dict[str, str]) -> str:

@@ -21,7 +21,7 @@ from .errors import Problem, SettingsError, SettingsWarning
 from .filters import Filter, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
 from .generators import EndpointSettings, FrozenGenerator, PolicyGenerator
 from .help import help_text, settings_help, settings_table
-from .inference import CAPTURE_WIDTH, InferenceSettings
+from .inference import CAPTURE_WIDTH, DRAIN_SECONDS, InferenceSettings
 from .load import Examination, examine_settings, load_run, load_service, read_run
 from .orchestrator import EvalSettings, OrchestratorSettings, TrainSettings
 from .resolve import reachable, resolve_inference, resolve_orchestrator, resolve_run, resolve_trainer
@@ -44,6 +44,7 @@ from .trainer import (
 
 __all__ = [
     "CAPTURE_WIDTH",
+    "DRAIN_SECONDS",
     "Algorithm",
     "ArithmeticSettings",
     "CalculatorSettings",

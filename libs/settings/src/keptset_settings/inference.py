@@ -10,6 +10,9 @@ from .base import Table, Transfer
 CAPTURE_WIDTH = 512
 """The most ids that our own capture keeps of a row (rule 2 of docs/kept-sets.md)."""
 
+DRAIN_SECONDS = 30
+"""How long a server that is asked to stop lets running requests finish, unless vllm.shutdown_timeout says."""
+
 
 class InferenceSettings(Table):
     model: str | None = None

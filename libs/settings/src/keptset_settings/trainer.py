@@ -200,9 +200,15 @@ class TrainerSettings(Table):
 
     checkpoint_interval: int = Field(default=1, ge=1)
     """Steps from one checkpoint (float32 weights and moments) to the next; one is written when the trainer is
-    told to stop, too, if a minute is enough and its GPU is its own. Weights are published after every step.
-    After a start, what came after the newest checkpoint is trained once more, from batches that stay in the
-    spool for it, and saved."""
+    told to stop, too, if shutdown_timeout is enough and its GPU is its own. Weights are published after every
+    step. After a start, what came after the newest checkpoint is trained once more, from batches that stay in
+    the spool for it, and saved."""
+
+    shutdown_timeout: float = Field(default=60.0, gt=0, le=86400)
+    """Seconds that the training loop has to leave its step and write a last checkpoint when the trainer is
+    told to stop; a larger model needs more. Then it is killed. Whoever stops the
+    trainer must wait 15 s longer: `keptset` does, containers are to be told. For external ranks torchrun is
+    told, by TORCH_ELASTIC_SHUTDOWN_TIMEOUT."""
 
     keep_weights: int = Field(default=3, ge=2)
     """Published versions that stay on disk."""

@@ -12,7 +12,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
-from keptset_settings import InferenceSettings
+from keptset_settings import DRAIN_SECONDS, InferenceSettings
 
 from .capture_choice import Kind
 from .errors import StartError
@@ -31,10 +31,6 @@ SCHEDULERS = {
 }
 STOCK_CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 STOCK_WORKERS = (STOCK_CPU_WORKER, "vllm.v1.worker.gpu_worker.Worker")
-
-DRAIN_SECONDS = 30
-"""How long a server that is asked to stop lets running requests finish, unless
-inference.vllm.shutdown_timeout says."""
 
 _OURS = {
     "model": "inference.model",
@@ -242,4 +238,4 @@ def _refuse_resolved(there: bool, problem: str) -> None:
         raise StartError(f"capture cannot be served: {problem}")
 
 
-__all__ = ["DRAIN_SECONDS", "engine_arguments", "frees_memory", "resolved_config"]
+__all__ = ["engine_arguments", "frees_memory", "resolved_config"]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from keptset_inference.arguments import DRAIN_SECONDS, engine_arguments
+from keptset_inference.arguments import engine_arguments
 from keptset_inference.environment import DEFAULTS, prepare_environment
 from keptset_inference.errors import StartError
-from keptset_settings import InferenceSettings, SettingsError, resolve_inference
+from keptset_settings import DRAIN_SECONDS, InferenceSettings, SettingsError, resolve_inference
 from keptset_settings.vllm_names import ENGINE_ARGUMENTS
 
 MODEL = str(Path(__file__).parent)  # a directory, which is all that is looked at here

@@ -119,8 +119,9 @@ class TrainingLoop:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 print(
-                    f"trainer: the training loop did not end within {patience:.0f} s of being told to, and "
-                    "is killed; what it has not saved is trained once more after the next start",
+                    f"trainer: the training loop did not end within {patience:g} s of being told to "
+                    "(trainer.shutdown_timeout), and is killed; what it has not saved is trained once more "
+                    "after the next start",
                     file=sys.stderr,
                     flush=True,
                 )

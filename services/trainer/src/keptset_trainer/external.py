@@ -85,7 +85,9 @@ class ExternalLoop:
                 print(f"trainer: {absent or there}", file=sys.stderr, flush=True)
 
     def stop(self, patience: float) -> None:
-        """The ranks stay: they train what the spool holds, and then wait for the next ingest process."""
+        """The ranks stay: they train what the spool holds, and then wait for the next ingest process. Whoever
+        tells them to stop is torchrun, which waits as long as its own environment says (`torchrun`).
+        """
         self.stopping = True
         self.told.set()
 

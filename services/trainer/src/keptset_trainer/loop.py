@@ -13,7 +13,6 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,24 +32,6 @@ def die_with_parent(parent: int) -> None:
         sys.exit(f"trainer: the ingest process {parent} is gone")
 
 
-def check_restarts(environment: Mapping[str, str]) -> None:
-    """If torchrun starts ranks again, it must give them another store.
-
-    As of torch 2.13 it does not: `_create_c10d_store` of `rendezvous.py` counts on a new one for every retry,
-    but `dynamic_rendezvous.py` keeps it. New ranks find the addresses of those that died there and call them.
-
-    Raises:
-        ValueError: it was not told to.
-    """
-    shares = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if shares and (restarts := int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0))) > 0:
-        raise ValueError(
-            f"torchrun --max-restarts={restarts}: ranks that are started again would look for those that "
-            "died, in a store that torchrun keeps; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in torchrun's "
-            "environment and --rdzv-backend=c10d, or leave --max-restarts out"
-        )
-
-
 def main(settings_path: str, parent: int | None = None, rendezvous: str | None = None) -> None:
     """Train until told to stop; an error that a user can act on is one line on stderr."""
     if parent is not None:
@@ -59,11 +40,14 @@ def main(settings_path: str, parent: int | None = None, rendezvous: str | None =
 
     from .claim import Claim
     from .loop_settings import wait_for_settings
+    from .torchrun import check_restarts, time_to_stop
 
     claim = None
     try:
         check_restarts(os.environ)
         settings = wait_for_settings(Path(settings_path))
+        if (said := time_to_stop(os.environ, settings.shutdown_timeout)) is not None:
+            print(f"trainer: {said}", flush=True)
         if int(os.environ.get("RANK", 0)) == 0:
             ranks = int(os.environ.get("WORLD_SIZE", 1))
             claim = Claim(settings, Path(settings_path), ranks, by_ingest=parent is not None)

@@ -22,8 +22,9 @@ OF_INGEST = {
     "max_requests_per_second",
     "max_batch_bytes",
     "max_waiting_batches",
+    "shutdown_timeout",
 }
-"""Settings that the loop never looks at."""
+"""Settings for which no loop has to begin anew: it never looks at them, but for a word at its start."""
 
 
 def wait_for_settings(path: Path, patience: float = SETTINGS_PATIENCE) -> TrainerSettings:

@@ -4,6 +4,7 @@ With `trainer.ranks = "external"` somebody else starts the training loop, and it
 """
 
 import fcntl
+import math
 import signal
 import sys
 import threading
@@ -24,17 +25,18 @@ from .guards import guarded
 from .heartbeat import Sign
 from .resume import where_to_start
 from .spool import Spool
+from .torchrun import SHUTDOWN_VARIABLE
 from .watched import WatchedLoop
 
-STOP_PATIENCE = 60.0
-"""Seconds that the loop gets to leave its step before it is killed."""
+REQUESTS_SECONDS = 5
+"""For requests in work to end, before the training loop is told to."""
 LOOP = "keptset_trainer.loop"
 LOCK_PATIENCE = 30.0
 """Seconds to wait for the loop of a trainer that was killed a moment ago."""
 
 
 def serve(argv: list[str]) -> int:
-    """Run until SIGTERM or SIGINT (0) or until the training loop dies (1)."""
+    """Run until SIGTERM or SIGINT (0), or until the training loop dies (1)."""
     if "--help" in argv or "-h" in argv:
         print("keptset-trainer [serve] --config FILE ...")
         print("keptset-trainer replay --config FILE [--step N] ...")
@@ -60,8 +62,16 @@ def serve(argv: list[str]) -> int:
     loop: WatchedLoop
     if own_ranks == "external":
         loop = ExternalLoop(folders, settings.ranks_timeout)
-        print(f"trainer: its ranks are external: torchrun ... -m {LOOP} {folders.settings}", flush=True)
+        wait = f"{SHUTDOWN_VARIABLE}={math.ceil(settings.shutdown_timeout)}"
+        torchrun = f"{wait} torchrun ... -m {LOOP} {folders.settings}"
+        print(f"trainer: its ranks are external: {torchrun}", flush=True)
     else:
+        print(
+            f"trainer: told to stop, it ends within {REQUESTS_SECONDS + settings.shutdown_timeout:g} s: "
+            f"trainer.shutdown_timeout = {settings.shutdown_timeout:g} is for a last checkpoint, "
+            f"{REQUESTS_SECONDS} s for requests; whoever stops it must wait longer than that",
+            flush=True,
+        )
         loop = TrainingLoop(folders, lock.fileno(), own_ranks)
     app = build_app(
         spool,
@@ -81,7 +91,7 @@ def serve(argv: list[str]) -> int:
             host=settings.host,
             port=settings.port,
             log_level="warning",
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=REQUESTS_SECONDS,
         ),
         loop,
     )
@@ -93,7 +103,7 @@ def serve(argv: list[str]) -> int:
         server.run()
     finally:
         failure = loop.failure() or server.reason
-        loop.stop(STOP_PATIENCE)
+        loop.stop(settings.shutdown_timeout)
     if failure is not None:
         print(f"{failure}\nlast lines of the training loop:", file=sys.stderr)
         for line in loop.lines:
