@@ -89,7 +89,7 @@ def test_the_newest_ends_first(tmp_path):
     assert order.read_text().split() == ["orchestrator", "trainer", "inference"]
 
 
-def test_who_ignores_sigterm_is_killed_after_its_own_grace(tmp_path):
+def test_who_ignores_sigterm_is_killed_after_its_own_grace_and_named(tmp_path, capfd):
     with Supervisor() as supervisor:
         supervisor.start("trainer", SLEEP, tmp_path / "other", grace=1000)
         process = supervisor.start("inference", IGNORES_SIGTERM, tmp_path / "log", grace=0.3)
@@ -97,6 +97,31 @@ def test_who_ignores_sigterm_is_killed_after_its_own_grace(tmp_path):
         began = time.monotonic()
     assert time.monotonic() - began >= 0.3
     assert process.popen.returncode == -signal.SIGKILL
+    said = capfd.readouterr().err
+    assert "told to stop, inference did not end as it should (killed by SIGKILL after 0.3 s)" in said
+    assert "  | ready" in said
+    assert "trainer" not in said
+
+
+def test_who_fails_as_it_is_told_to_stop_is_named_with_its_last_lines(tmp_path, capfd):
+    """As a trainer whose last checkpoint the disk refuses: nobody looks at its log otherwise."""
+    script = "trap 'echo the disk is full; exit 1' TERM; echo up; while :; do sleep 0.02; done"
+    with Supervisor() as supervisor:
+        supervisor.start("trainer", ["sh", "-c", script], tmp_path / "log")
+        wait_for(lambda: has_text(tmp_path / "log", "up"))
+    said = capfd.readouterr().err
+    assert "keptset: told to stop, trainer did not end as it should (exit code 1); the end of" in said
+    assert "  | the disk is full" in said
+
+
+@pytest.mark.parametrize("code", [0, 128 + signal.SIGTERM])
+def test_a_proper_end_is_no_news(tmp_path, capfd, code):
+    script = f"trap 'exit {code}' TERM; echo up; while :; do sleep 0.02; done"
+    with Supervisor() as supervisor:
+        supervisor.start("orchestrator", ["sh", "-c", script], tmp_path / "log")
+        supervisor.start("inference", SLEEP, tmp_path / "other")
+        wait_for(lambda: has_text(tmp_path / "log", "up"))
+    assert capfd.readouterr().err == ""
 
 
 def test_what_a_leader_leaves_behind_ends_too(tmp_path, monkeypatch):

@@ -340,7 +340,7 @@ def test_waiting_for_external_ranks_ends_when_ingest_is_told_to(folders):
     thread = threading.Thread(target=loop.wait)
     thread.start()
     assert loop.is_running()
-    loop.stop(0.0)
+    assert loop.stop(0.0) is None
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert not loop.is_running()

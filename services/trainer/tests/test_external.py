@@ -1,6 +1,7 @@
 """Real ranks that torchrun starts, and a real ingest process that starts none: both come and go."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -227,6 +228,40 @@ def test_torchrun_brings_back_ranks_that_died_or_have_other_settings_than_ingest
     trainer.wait_for("its model", trainer.is_healthy)
     assert trainer.put(make_batch(3)).status_code == 202
     assert trainer.result(3)["metrics"]["lr"] == 5e-4
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_ranks_whose_last_checkpoint_the_disk_refuses_say_so_and_train_what_it_had_once_more(
+    trainer, ranks, make_batch, monkeypatch
+):
+    trainer.options["checkpoint-interval"] = 10
+    trainer.start(wait=False)
+    ranks.start()
+    trainer.wait_for("its model", trainer.is_healthy)
+    assert "its ranks are external: TORCH_ELASTIC_SHUTDOWN_TIMEOUT=60 torchrun" in trainer.log.read_text()
+    assert ranks.said("torchrun waits 30 s for these ranks, and then kills them: less than trainer.shut")()
+    for step in (1, 2):
+        assert trainer.put(make_batch(step)).status_code == 202
+        trainer.result(step)
+    published = trainer.weights()
+    for pid in ranks.pids():
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, hard))
+    ranks.process_ends()
+    trainer.wait_for("the ranks' last words", lambda: "have ended: trainer: step 2" in health(trainer))
+    assert "its checkpoint cannot be written to output_dir/checkpoints: the disk is full" in health(trainer)
+    assert "from the checkpoint of step 0 and trains steps 1 to 2 once more" in health(trainer)
+
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "60")
+    ranks.start()
+    trainer.wait_for("steps 1 and 2 again", ranks.said("step 2 again: the same bits as version 2"))
+    assert ranks.said("torchrun waits 60 s for these ranks (TORCH_ELASTIC_SHUTDOWN_TIMEOUT)")()
+    assert trainer.weights() == published
+    ranks.process_ends()
+    trainer.wait_for("the ranks' last words", lambda: "have ended: they were told to stop" in health(trainer))
+    trainer.process.terminate()
+    assert trainer.ended() == 0
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """The real command: start, steps over HTTP, killed, started again."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -179,6 +180,68 @@ def test_a_trainer_is_killed_twice_and_stopped_once_without_losing_a_step(traine
     assert b'"code":"stopping"' in answer
     assert trainer.ended() == 0
     assert not is_alive(loop)
+
+
+@pytest.mark.timeout(1200)  # it starts three times
+def test_an_end_without_a_last_checkpoint_is_a_failure_that_says_what_is_trained_once_more(
+    trainer, make_batch
+):
+    del trainer.options["gpu-lock"]  # which goes without a last checkpoint
+    trainer.options |= {"checkpoint-interval": 10, "shutdown-timeout": 1}
+
+    def said() -> str:
+        return trainer.log.read_text().rpartition("told to stop, it ends within")[2]
+
+    # the loop does not end in time
+    trainer.start()
+    for step in (1, 2):
+        assert trainer.put(make_batch(step)).status_code == 202
+    first = [trainer.result(1), trainer.result(2)]
+    assert " 6 s: trainer.shutdown_timeout = 1 is for a last checkpoint, 5 s for requests" in said()
+    stopped(trainer.loop_pid())
+    trainer.process.terminate()
+    assert trainer.ended() == 1
+    assert "the training loop did not end within 1 s of being told to, and was killed; the next" in said()
+    left = "the next start goes on from the checkpoint of step 0 and trains steps 1 to 2 once more"
+    assert left in said()
+
+    # the disk refuses the checkpoint
+    trainer.options["shutdown-timeout"] = 100
+    trainer.start()
+    assert trainer.put(make_batch(3)).status_code == 202
+    third = trainer.result(3)
+    assert [trainer.result(1), trainer.result(2)] == first
+    assert "going on from the checkpoint of step 0: the batches of steps 1 to 2 are trained once" in said()
+    published = trainer.weights()
+    _, hard = resource.prlimit(trainer.loop_pid(), resource.RLIMIT_FSIZE)
+    resource.prlimit(trainer.loop_pid(), resource.RLIMIT_FSIZE, (4096, hard))
+    trainer.process.terminate()
+    assert trainer.ended() == 1
+    assert "told to stop, the training loop ended with exit code 1: trainer: step 3: its checkpoint" in said()
+    assert "the disk is full; free some space or look at the disk, then start again: the next start" in said()
+    assert "from the checkpoint of step 2 and trains step 3 once more" in said()
+
+    # nothing is lost, and an end with one is none
+    trainer.start()
+    assert [trainer.result(1), trainer.result(2), trainer.result(3)] == [*first, third]
+    trainer.wait_for("step 3 again", lambda: "step 3 again: the same bits as version 3" in said())
+    assert trainer.weights() == published
+    trainer.process.terminate()
+    assert trainer.ended() == 0
+    assert [path.name for path in sorted((trainer.root / "trainer" / "checkpoints").iterdir())] == [
+        "step-000002",
+        "step-000003",
+    ]
+
+
+def stopped(pid: int) -> None:
+    """It gets no signal but SIGKILL any more, as one that hangs."""
+    os.kill(pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{pid}/stat")
+    deadline = time.monotonic() + PATIENCE
+    while stat.read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline, f"waited {PATIENCE} s for process {pid} to be stopped"
+        time.sleep(0.01)
 
 
 def test_directories_of_another_run_are_refused_before_anything_is_loaded(tiny_directory, tmp_path):

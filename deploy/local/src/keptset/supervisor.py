@@ -20,6 +20,9 @@ GRACE = 15.0
 CAUSE_GRACE = 2.0
 """Seconds that the cause of a death may take to die as well."""
 
+PROPER_ENDS = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""Exit codes of a process that SIGTERM ended, and of one that says so itself."""
+
 
 class ProcessDied(RuntimeError):
     """A process of the run ended that should not have; the text shows the last lines of its log."""
@@ -170,8 +173,15 @@ class Supervisor:
         self.processes.remove(process)
 
     def _end(self, process: Process) -> None:
+        running = process.popen.poll() is None
         groups.end(process.popen.pid, process.grace, lambda: self._hurry)
-        process.popen.wait(timeout=5)
+        code = process.popen.wait(timeout=5)
+        if running and not self._hurry and code not in (0, *PROPER_ENDS):
+            within = f" after {process.grace:g} s" if code == -signal.SIGKILL else ""
+            _say(
+                f"told to stop, {process.name} did not end as it should ({describe_exit(code)}{within}); the "
+                f"end of {process.log}:\n{indent(tail(process.log))}"
+            )
         self._tell(f"-{process.popen.pid}")
 
     def _tell(self, line: str) -> None:

@@ -206,7 +206,7 @@ class TrainerSettings(Table):
 
     shutdown_timeout: float = Field(default=60.0, gt=0, le=86400)
     """Seconds that the training loop has to leave its step and write a last checkpoint when the trainer is
-    told to stop; a larger model needs more. Then it is killed. Whoever stops the
+    told to stop; a larger model needs more. Then it is killed, and the exit code is 1. Whoever stops the
     trainer must wait 15 s longer: `keptset` does, containers are to be told. For external ranks torchrun is
     told, by TORCH_ELASTIC_SHUTDOWN_TIMEOUT."""
 

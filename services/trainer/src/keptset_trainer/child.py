@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections import deque
 from typing import Any
 
 from .folders import Folders
+from .resume import what_is_left
 
 POLL_SECONDS = 0.1
 LAST_LINES = 30
@@ -97,38 +99,58 @@ class TrainingLoop:
             return None
         if not self.ended:  # its last words are still on their way
             self.forwarders[next(r for r, p in enumerate(self.processes) if p.poll() is not None)].join(1)
-        first = self.ended[0] if self.ended else 0
-        which = f"rank {first} of {len(self.processes)} of " if len(self.processes) > 1 else ""
+        return self._last_words(self.ended[0] if self.ended else 0)
+
+    def _last_words(self, rank: int) -> str:
         last = next((line for line in reversed(self.lines) if line.strip()), "no log line")
-        code = self.processes[first].poll()
-        return f"{which}the training loop ended with exit code {code}: {last}"
+        code = self.processes[rank].poll()
+        return f"{self._which(rank)}the training loop ended with exit code {code}: {last}"
+
+    def _which(self, rank: int) -> str:
+        return f"rank {rank} of {len(self.processes)} of " if len(self.processes) > 1 else ""
 
     def is_running(self) -> bool:
         """Whether no rank has ended."""
         return all(process.poll() is None for process in self.processes)
 
-    def stop(self, patience: float) -> None:
-        """SIGTERM, and SIGKILL after `patience` seconds: its files are whole or absent either way."""
+    def stop(self, patience: float) -> str | None:
+        """SIGTERM, and SIGKILL after `patience` seconds: its files are whole or absent either way.
+
+        What went wrong: a rank had to be killed, or failed meanwhile, as one does whose last checkpoint the
+        disk refuses. One that SIGTERM ended had not loaded its model yet, and nothing to save.
+        """
         self.stopping = True
         deadline = time.monotonic() + patience
-        for process in self.processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in self.processes:
+        running = [process for process in self.processes if process.poll() is None]
+        if running:
+            print(
+                f"trainer: told to stop; the training loop has {patience:g} s (trainer.shutdown_timeout) to "
+                "leave its step and write a last checkpoint",
+                file=sys.stderr,
+                flush=True,
+            )
+        for process in running:
+            process.terminate()
+        late = None
+        for rank, process in enumerate(self.processes):
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                print(
-                    f"trainer: the training loop did not end within {patience:g} s of being told to "
-                    "(trainer.shutdown_timeout), and is killed; what it has not saved is trained once more "
-                    "after the next start",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                late = rank if late is None else late
                 process.kill()
                 process.wait()
         for forwarder in self.forwarders:
             forwarder.join(timeout=1)
+        if late is not None:
+            return (
+                f"{self._which(late)}the training loop did not end within {patience:g} s of being told to, "
+                f"and was killed; {what_is_left(self.folders)}. If it only needs more time, raise "
+                "trainer.shutdown_timeout"
+            )
+        in_order = (*self.ended, *range(len(self.processes)))
+        failed = (rank for rank in in_order if self.processes[rank].poll() not in (0, -signal.SIGTERM))
+        first = next(failed, None)
+        return None if first is None else f"told to stop, {self._last_words(first)}"
 
 
 def visible_gpus() -> int:

@@ -11,18 +11,21 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from .durable import in_words
 
+FROM_ITS_BATCH = "every accepted batch is there, and the step is trained from it"
+
 
 class DiskRefused(OSError):
     """Something could not be written. What was acknowledged is there; a start goes on from it."""
 
 
 @contextmanager
-def writing(what: str, where: Path) -> Iterator[None]:
+def writing(what: str, where: Path, then: str = FROM_ITS_BATCH) -> Iterator[None]:
     """Name the errors of the disk in the body.
 
     Args:
         what: Is written, with its step.
         where: The folder that it goes into.
+        then: What becomes of it after the next start.
 
     Raises:
         DiskRefused: the disk did not take it, whichever library wrote.
@@ -35,7 +38,7 @@ def writing(what: str, where: Path) -> Iterator[None]:
             raise
         raise DiskRefused(
             f"{what} cannot be written to {where}: {in_words(refused)}; free some space or look at the disk, "
-            "then start again: every accepted batch is there, and the step is trained from it"
+            f"then start again: {then}"
         ) from error
 
 

@@ -40,6 +40,22 @@ def where_to_start(settings: TrainerSettings, folders: Folders) -> tuple[Path | 
     return start, record
 
 
+def what_is_left(folders: Folders) -> str:
+    """What a trainer that has ended without a last checkpoint leaves to the next start, for people."""
+    saved = max(numbered(folders.checkpoints, "step-"), default=None)
+    published = max(numbered(folders.weights, "v"), default=0)
+    return "it had no checkpoint yet" if saved is None else next_start(saved, published)
+
+
+def next_start(saved: int, published: int) -> str:
+    """What one does whose newest checkpoint is that of step `saved`, with the steps up to `published`."""
+    goes_on = f"the next start goes on from the checkpoint of step {saved}"
+    if published <= saved:
+        return f"{goes_on}, the newest step that is published"
+    steps = f"step {published}" if published == saved + 1 else f"steps {saved + 1} to {published}"
+    return f"{goes_on} and trains {steps} once more, from the spool; weights and results stay as they are"
+
+
 def check_untouched(folders: Folders, published: int | None, trained: int | None) -> None:
     """Without a checkpoint there are neither weights nor results."""
     for folder, name, newest in (

@@ -16,11 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from . import checkpoint, weights
-from .disk_errors import writing
+from .disk_errors import FROM_ITS_BATCH, writing
 from .folders import Folders, numbered
 from .master_weights import MasterWeights
 from .optimizer import AdamW
 from .ranks import Ranks
+from .resume import next_start
 
 OTHER_BITS = "other_bits"
 """In a checkpoint's record: whether its weights are other ones than the version of its step."""
@@ -99,14 +100,14 @@ class Saver:
         trained once more stays to be.
         """
         if record["step"] > max(self.saved, self.published):
-            self._checkpoint(record)
+            self._checkpoint(record, then=next_start(self.saved, record["step"]))
             self.ranks.first_alone(lambda: checkpoint.keep_newest(self.folders))
 
-    def _checkpoint(self, record: dict[str, Any]) -> None:
+    def _checkpoint(self, record: dict[str, Any], then: str = FROM_ITS_BATCH) -> None:
         step = record["step"]
         path = self.folders.checkpoint(step)
         what = f"step {step}: its checkpoint" if step > 0 else "the first checkpoint"
-        with writing(what, self.folders.checkpoints):
+        with writing(what, self.folders.checkpoints, then):
             checkpoint.save(
                 path, self.model, self.weights, self.optimizer, self.ranks, self.tokenizer_from, record
             )

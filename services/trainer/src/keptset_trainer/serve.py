@@ -36,7 +36,7 @@ LOCK_PATIENCE = 30.0
 
 
 def serve(argv: list[str]) -> int:
-    """Run until SIGTERM or SIGINT (0), or until the training loop dies (1)."""
+    """Run until SIGTERM or SIGINT (0), or until the training loop dies or does not end as it should (1)."""
     if "--help" in argv or "-h" in argv:
         print("keptset-trainer [serve] --config FILE ...")
         print("keptset-trainer replay --config FILE [--step N] ...")
@@ -103,7 +103,8 @@ def serve(argv: list[str]) -> int:
         server.run()
     finally:
         failure = loop.failure() or server.reason
-        loop.stop(settings.shutdown_timeout)
+        went_wrong = loop.stop(settings.shutdown_timeout)
+    failure = failure or went_wrong
     if failure is not None:
         print(f"{failure}\nlast lines of the training loop:", file=sys.stderr)
         for line in loop.lines:

@@ -30,5 +30,5 @@ class WatchedLoop(Protocol):
     def wait(self) -> None:
         """Until it has ended."""
 
-    def stop(self, patience: float) -> None:
-        """Have it end, within `patience` seconds."""
+    def stop(self, patience: float) -> str | None:
+        """Have it end, within `patience` seconds; what went wrong with that, None if nothing did."""
