@@ -7,7 +7,7 @@ from qwen3_shape import head_benchmark
 from torch import Tensor
 
 from kept_loss import KeptLogprobs
-from keptset_trainer.packing import MicroBatch
+from keptset_trainer.micro_batch import MicroBatch
 from keptset_trainer.scorer import Head, kept_head
 
 

@@ -14,9 +14,10 @@ from kept_tokens.messages import TrainingBatch
 from keptset_trainer import graphs
 from keptset_trainer.graphs import BodyGraphs, done_again
 from keptset_trainer.layout import SMALLEST, Layout, filled
+from keptset_trainer.micro_batch import MicroBatch
 from keptset_trainer.model import load_policy
 from keptset_trainer.optimizer import adamw
-from keptset_trainer.packing import MicroBatch, empty_row, pack
+from keptset_trainer.packing import empty_row, pack
 from keptset_trainer.prepare import prepare
 from keptset_trainer.ranks import Ranks
 

@@ -14,8 +14,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from kept_tokens import KeptTokens, KeptTokensError
 from kept_tokens.messages import BatchView, TrainingSample, WeightSpan, encode
+from keptset_trainer.micro_batch import moved
 from keptset_trainer.model import Policy
-from keptset_trainer.packing import UNRECORDED, empty_row, moved, pack
+from keptset_trainer.packing import UNRECORDED, empty_row, pack
 
 
 @st.composite

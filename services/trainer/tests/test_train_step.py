@@ -14,11 +14,11 @@ from kept_loss import KeptLogprobs
 from kept_tokens import KeptTokens
 from kept_tokens.messages import TrainingBatch, TrainingSample, WeightSpan
 from keptset_settings import ClippedRatioLoss, GeometricMeanLoss, SequenceProductLoss
+from keptset_trainer import packing
 from keptset_trainer.losses import loss_function
 from keptset_trainer.master_weights import OwnWeights
 from keptset_trainer.model import Policy, load_policy, prove, prove_head
 from keptset_trainer.optimizer import clip_and_step
-from keptset_trainer.packing import pack
 from keptset_trainer.ranks import Ranks
 from keptset_trainer.scorer import Scorer
 from keptset_trainer.step_metrics import StepMetrics
@@ -68,6 +68,19 @@ def test_the_ratio_is_one_at_unchanged_weights(tiny_model, make_batch):
     assert metrics["clipped/tokens"] == 0
 
 
+def test_labels_are_packed_when_the_device_has_the_body(tiny_model, make_batch, monkeypatch):
+    done = []
+
+    def noted(name, work):
+        return lambda *arguments: (done.append(name), work(*arguments))[1]
+
+    monkeypatch.setattr(Policy, "hidden", noted("body", Policy.hidden))
+    monkeypatch.setattr(packing, "label", noted("labels", packing.label))
+    monkeypatch.setattr(packing.Rows, "loss_tokens", noted("loss tokens", packing.Rows.loss_tokens))
+    step(tiny_model, make_batch(1, samples=6).samples)
+    assert done[:5] == ["body", "labels", "loss tokens", "body", "labels"]
+
+
 def test_the_ratio_is_one_with_a_soft_cap_and_an_untied_head(tmp_path, make_batch):
     torch.manual_seed(0)
     config = Gemma2Config(**TINY, head_dim=8, final_logit_softcapping=2.0, tie_word_embeddings=False)
@@ -111,7 +124,7 @@ def add(metrics: StepMetrics, row, off: float) -> None:
 @pytest.mark.parametrize("off", [1e-7, -1e-7, 1e-3, -1e-3, 0.5, -0.5])
 def test_mismatch_keeps_its_digits_however_small_it_is(make_batch, off):
     """In float32, or without expm1, what is left of 5e-15 would be rounding."""
-    row = pack(make_batch(1, samples=1).samples, 64)[0]
+    row = packing.pack(make_batch(1, samples=1).samples, 64)[0]
     rollout = torch.full_like(row.rollout_logprobs, -abs(off) * 2)
     row = dataclasses.replace(row, rollout_logprobs=rollout)
     metrics = StepMetrics()
@@ -128,7 +141,7 @@ def test_mismatch_keeps_its_digits_however_small_it_is(make_batch, off):
 
 @pytest.mark.parametrize("largest", [0, 1, 2])
 def test_metrics_of_ranks_merge_to_those_of_one_rank(make_batch, largest):
-    rows = pack(make_batch(1, samples=12).samples, 64)[:3]
+    rows = packing.pack(make_batch(1, samples=12).samples, 64)[:3]
     assert len(rows) == 3
     one, ranks = StepMetrics(), [StepMetrics() for _ in rows]
     for rank, row in enumerate(rows):

@@ -8,7 +8,7 @@ from torch import Tensor
 from kept_loss import KeptLogprobs
 from kept_tokens.messages import TrainingSample
 
-from .packing import MicroBatch
+from .micro_batch import MicroBatch
 from .ranks import Ranks
 
 

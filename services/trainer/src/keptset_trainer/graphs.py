@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from .attention import ragged_kernel
 from .layout import Layout, filled
+from .micro_batch import Sequences
 from .model import Policy
-from .packing import MicroBatch
 
 RECORDED_KERNEL = "cudnn"
 """Of ragged rows in recordings: see `attention.RAGGED_KERNEL`."""
@@ -57,11 +57,11 @@ class BodyGraphs:
         self.seen: set[Layout] = set()
         self.refused: set[Layout] = set()
 
-    def arranged(self, row: MicroBatch) -> MicroBatch:
+    def arranged(self, row: Sequences) -> Sequences:
         """A row of the host, filled up to a layout."""
         return filled(row, Layout.around(row))
 
-    def hidden(self, row: MicroBatch, is_last: bool = False) -> Tensor:
+    def hidden(self, row: Sequences, is_last: bool = False) -> Tensor:
         """As `Policy.hidden`; a layout is recorded when its second row comes. `is_last`: of a step's rows."""
         layout = Layout.exactly(row)
         embeds = self.policy.embedded(row.token_ids)
@@ -78,7 +78,7 @@ class BodyGraphs:
         )
         return hidden
 
-    def try_to_record(self, layout: Layout, embeds: Tensor, row: MicroBatch) -> None:
+    def try_to_record(self, layout: Layout, embeds: Tensor, row: Sequences) -> None:
         """Record `layout`, or never try again."""
         tidy_up = after_failure(embeds.device)
         try:
@@ -105,7 +105,7 @@ class Recorded:
         policy: Policy,
         layout: Layout,
         embeds: Tensor,
-        row: MicroBatch,
+        row: Sequences,
         record: Record,
         groups: Sequence[Sequence[nn.Module]],
     ) -> None:

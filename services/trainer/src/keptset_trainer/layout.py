@@ -1,11 +1,14 @@
 """The few shapes that rows are filled up to, so that what is recorded for one of them serves many rows."""
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
-from .packing import MicroBatch
+from .micro_batch import Sequences
+
+Row = TypeVar("Row", bound=Sequences)
 
 SMALLEST = 128
 """Tokens; what a row is filled up to is a multiple of it."""
@@ -28,12 +31,12 @@ class Layout:
         return self.tokens == self.sequences * self.longest
 
     @classmethod
-    def exactly(cls, row: MicroBatch) -> "Layout":
+    def exactly(cls, row: Sequences) -> "Layout":
         """That of a row as it is."""
         return cls(len(row.token_ids), len(row.borders) - 1, row.longest)
 
     @classmethod
-    def around(cls, row: MicroBatch) -> "Layout":
+    def around(cls, row: Sequences) -> "Layout":
         """The smallest of the few that holds `row`.
 
         A row of equally long sequences that needs no more tokens stays what it is.
@@ -50,7 +53,7 @@ class Layout:
         return replace(around, sequences=sequences + 1) if around.is_batch else around
 
 
-def filled(row: MicroBatch, layout: Layout) -> MicroBatch:
+def filled(row: Row, layout: Layout) -> Row:
     """`row` with tokens behind its last sequence, and sequences behind the last one, up to `layout`.
 
     The tokens are one more sequence, from which nothing is predicted; all further ones are empty. What

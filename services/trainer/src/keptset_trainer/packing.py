@@ -1,12 +1,10 @@
 """Whole sequences into rows, and rows into the tensors that the loss reads."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
 from typing import overload
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,96 +13,10 @@ from kept_tokens.batch_view import SamplesView
 from kept_tokens.messages import CROSS_ENTROPY, TrainingSample
 
 from .balance import rows_of_ranks
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """One packed row of L tokens in S sequences, of which N positions predict a token to train on.
-
-    Position n predicts the token at n + 1 of the same sequence, its label; the second half is about labels.
-    Nothing is predicted across a border: the last position of a sequence predicts nothing.
-    """
-
-    token_ids: Int64[Tensor, " L"]
-    positions: Int64[Tensor, " L"]
-    """Restart at 0 with every sequence."""
-    borders: Int64[Tensor, " S+1"]
-    """Sequence s is the tokens borders[s] ... borders[s + 1] - 1."""
-    samples: Int64[Tensor, " S"]
-    """Index of each sequence's sample in the batch."""
-
-    longest: int
-    """Tokens of the longest sequence."""
-    has_trained: Bool[Tensor, " S"]
-    """Whether a sequence has a token to train on that the policy sampled."""
-
-    predicting: Int64[Tensor, " N"]
-    """The positions that predict a token to train on, ascending."""
-    sequence: Int64[Tensor, " N"]
-    """Which of the S sequences each of them belongs to."""
-    labels: Int64[Tensor, " N"]
-    kept: KeptSet
-    """The sets that the labels were sampled from; an empty one = the whole vocabulary."""
-    num_unmasked: int
-    """How many are empty."""
-    temperatures: Float32[Tensor, " N"]
-    advantages: Float32[Tensor, " N"]
-    rollout_logprobs: Float32[Tensor, " N"]
-    versions: Int64[Tensor, " N"]
-    """Of the weights that sampled each of them; UNRECORDED where the sample does not say."""
-    cross_entropy: Bool[Tensor, " N"]
-    """Said by a frozen generator: no ratio, the advantage is a weight."""
-    reference_logprobs: Float32[Tensor, " N"]
-    reference_weights: Float32[Tensor, " N"]
-    """0 where there is no reference."""
-
-    @property
-    def num_sequences(self) -> int:
-        """S."""
-        return len(self.samples)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it is no row of the batch (`empty_row`)."""
-        return int(self.samples[0]) < 0
-
-    def to(self, device: torch.device) -> "MicroBatch":
-        """The same on a device; on its way to a GPU the host does not wait for it."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        names = [name for name, value in values.items() if isinstance(value, Tensor)]
-        *tensors, ids, offsets = moved([*(values[name] for name in names), *self.kept], device)
-        return replace(self, **dict(zip(names, tensors, strict=True)), kept=KeptSet(ids, offsets))
-
-    def without_masks(self) -> "MicroBatch":
-        """The same with every kept set the whole vocabulary: biased on purpose, for comparison only."""
-        num, device = len(self.labels), self.labels.device
-        return replace(self, kept=KeptSet.whole_vocabulary(num, device), num_unmasked=num)
-
+from .micro_batch import MicroBatch, Sequences
 
 UNRECORDED = -1
 """Stands for a version; real ones are never negative."""
-ALIGNMENT = 16
-"""Bytes; whatever is viewed as numbers begins at a multiple of it."""
-
-
-def moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors of the CPU on `device`, by one transfer, which a GPU's host does not wait for."""
-    if device.type == "cpu":
-        return tensors
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
-
-    def views(together: Tensor) -> list[Tensor]:
-        return [
-            together[start : start + size].view(tensor.dtype).view(tensor.shape)
-            for start, size, tensor in zip(starts, sizes, tensors, strict=False)
-        ]
-
-    # pinned: from pageable memory the host would wait
-    together = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for place, tensor in zip(views(together), tensors, strict=True):
-        place.copy_(tensor)
-    return views(together.to(device, non_blocking=True))
 
 
 class Rows(Sequence[MicroBatch]):
@@ -129,8 +41,13 @@ class Rows(Sequence[MicroBatch]):
         """Packed now; a slice is not."""
         if isinstance(number, slice):
             return Rows(self.samples, self.rows[number])
+        begun = self.begun(number)
+        return begun.labelled()
+
+    def begun(self, number: int) -> "BegunRow":
+        """One row in two steps."""
         row = self.rows[number]
-        return pack_row([self.samples[i] for i in row], row) if row else empty_row()
+        return BegunRow([self.samples[i] for i in row], row)
 
     @property
     def indices(self) -> list[int]:
@@ -160,12 +77,47 @@ def pack(samples: Sequence[TrainingSample], row_tokens: int, rank: int = 0, rank
     return Rows(samples, rows_of_ranks(lengths, row_tokens, ranks)[rank])
 
 
+class BegunRow:
+    """A row whose sequences are packed at once and its labels when they are asked for: the device may be at
+    the ones while the host is at the others.
+    """
+
+    def __init__(self, samples: list[TrainingSample], indices: list[int]) -> None:
+        """Of these samples, whose places in the batch are `indices`; of none = `empty_row`."""
+        self.samples = samples
+        self.sequences = pack_sequences(samples, indices) if samples else empty_row()
+
+    def labelled(self) -> MicroBatch:
+        """The whole row, on the host."""
+        if isinstance(self.sequences, MicroBatch):
+            return self.sequences
+        return label(self.sequences, self.samples)
+
+
 def pack_row(samples: list[TrainingSample], indices: list[int]) -> MicroBatch:
     """One row of the given sequences; `indices` are their places in the batch."""
-    arrays = [sample.arrays() for sample in samples]
-    lengths = np.array([len(a.token_ids) for a in arrays])
+    return BegunRow(samples, indices).labelled()
+
+
+def pack_sequences(samples: list[TrainingSample], indices: list[int]) -> Sequences:
+    """What the model's body reads of the row."""
+    token_ids = [np.frombuffer(sample.token_ids, "<i4") for sample in samples]
+    lengths = np.array([len(ids) for ids in token_ids])
     borders = np.concatenate([[0], np.cumsum(lengths)])
-    sequence = np.repeat(np.arange(len(samples)), lengths)
+    return Sequences(
+        token_ids=torch.from_numpy(np.concatenate(token_ids).astype(np.int64)),
+        positions=torch.from_numpy(np.arange(borders[-1]) - np.repeat(borders[:-1], lengths)),
+        borders=torch.from_numpy(borders),
+        samples=torch.tensor(indices),
+        longest=int(lengths.max()),
+    )
+
+
+def label(sequences: Sequences, samples: list[TrainingSample]) -> MicroBatch:
+    """The row of these sequences, which are those of `samples`, with its labels."""
+    arrays = [sample.arrays() for sample in samples]
+    borders = sequences.borders.numpy()
+    sequence = np.repeat(np.arange(len(samples)), np.diff(borders))
 
     trained = np.concatenate([a.loss_mask for a in arrays])
     assert not trained[borders[:-1]].any(), "the first token of a sequence is predicted by nothing"
@@ -179,15 +131,15 @@ def pack_row(samples: list[TrainingSample], indices: list[int]) -> MicroBatch:
         return torch.from_numpy(np.concatenate([getattr(a, field) for a in arrays])[tokens])
 
     return MicroBatch(
-        token_ids=torch.from_numpy(np.concatenate([a.token_ids for a in arrays]).astype(np.int64)),
-        positions=torch.from_numpy(np.arange(borders[-1]) - borders[sequence]),
-        borders=torch.from_numpy(borders),
-        samples=torch.tensor(indices),
-        longest=int(lengths.max()),
+        token_ids=sequences.token_ids,
+        positions=sequences.positions,
+        borders=sequences.borders,
+        samples=sequences.samples,
+        longest=sequences.longest,
         has_trained=torch.from_numpy(np.bincount(owner[~frozen], minlength=len(samples)) > 0),
         predicting=torch.from_numpy(tokens - 1),
         sequence=torch.from_numpy(owner),
-        labels=of_tokens("token_ids").long(),
+        labels=sequences.token_ids[torch.from_numpy(tokens)],
         kept=KeptSet(ids=torch.from_numpy(ids), offsets=torch.from_numpy(offsets)),
         num_unmasked=int((np.diff(offsets) == 0).sum()),
         temperatures=of_tokens("temperatures"),

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from kept_loss import KeptLogprobs, kept_logprobs
 
 from .graphs import BodyGraphs
+from .micro_batch import MicroBatch, Sequences
 from .model import Policy
-from .packing import MicroBatch
 
 Entropy = float | str | None
 Head = Callable[[Tensor, Tensor, MicroBatch, float | None, Entropy, bool], KeptLogprobs]
@@ -50,15 +50,37 @@ class Scorer(nn.Module):
         self.is_last_row = False
         """Of a step: no gradients are added to those of the next row."""
 
-    def arranged(self, row: MicroBatch) -> MicroBatch:
+    def arranged(self, row: Sequences) -> Sequences:
         """A row of the host as `forward` likes it best, before it goes to the device."""
         return row if self.graphs is None else self.graphs.arranged(row)
 
-    def forward(self, row: MicroBatch, entropy: Entropy, full_logprobs: bool = False) -> KeptLogprobs:
-        """Only positions that predict a token to train on go through the head."""
+    def forward(
+        self,
+        sequences: Sequences,
+        labelled: Callable[[], MicroBatch],
+        entropy: Entropy = None,
+        full_logprobs: bool = False,
+    ) -> KeptLogprobs:
+        """Only positions that predict a token to train on go through the head.
+
+        Args:
+            sequences: of the row, on the device.
+            labelled: gives the row itself. Called when the device has the body's work: what the host does for
+                it takes no time of the device's.
+            entropy: as `kept_logprobs` takes it.
+            full_logprobs: likewise.
+        """
         if self.graphs is not None:
-            hidden = self.graphs.hidden(row, self.is_last_row)
+            hidden = self.graphs.hidden(sequences, self.is_last_row)
         else:
-            hidden = self.policy.hidden(row.token_ids, row.positions, row.borders, row.longest)
+            hidden = self.policy.hidden(
+                sequences.token_ids, sequences.positions, sequences.borders, sequences.longest
+            )
+        row = labelled()
         hidden = hidden.index_select(0, row.predicting)  # [N, H]
         return self.head(hidden, self.policy.head, row, self.policy.softcap, entropy, full_logprobs)
+
+    def of_row(self, row: MicroBatch, entropy: Entropy = None, full_logprobs: bool = False) -> KeptLogprobs:
+        """`forward` of a row that is there."""
+        scored: KeptLogprobs = self(row, lambda: row, entropy, full_logprobs)
+        return scored

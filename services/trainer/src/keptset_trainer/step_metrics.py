@@ -12,7 +12,7 @@ from kept_loss import KeptLogprobs
 from kept_tokens.statistics import KeptStatistics
 
 from .losses import LossSum
-from .packing import MicroBatch
+from .micro_batch import MicroBatch
 
 
 class Mean(NamedTuple):

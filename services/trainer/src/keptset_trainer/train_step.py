@@ -11,8 +11,9 @@ from .full_scores import FullScores
 from .losses import LossSum
 from .losses.objective import row_loss
 from .master_weights import MasterWeights
+from .micro_batch import MicroBatch
 from .optimizer import clip_and_step
-from .packing import MicroBatch, Rows, pack_row
+from .packing import BegunRow, Rows, pack_row
 from .ranks import Ranks
 from .scorer import Entropy, Scorer
 from .step_metrics import StepMetrics
@@ -74,16 +75,20 @@ def train_step(
         NotFinite: names the sample; the weights are as before.
         Abandoned: `told_to_stop` said so; the weights are as before.
     """
-    loss_tokens = sum(ranks.gathered(rows.loss_tokens()))
     metrics = StepMetrics(version)
     weights.drop_gradients()
-    for number, row in enumerate(rows, 1):
+    loss_tokens = None
+    for number in range(len(rows)):
         if ranks.from_first(told_to_stop()):
             weights.drop_gradients()
             raise Abandoned
-        on_device = scorer.arranged(row).to(ranks.device)
-        scorer.is_last_row = number == len(rows)
-        scored, summed = score(scorer, on_device, loss, entropy, ignore_masks, full_scores is not None)
+        scorer.is_last_row = number == len(rows) - 1
+        row, on_device, scored = score(
+            scorer, rows.begun(number), ranks.device, entropy, ignore_masks, full_scores is not None
+        )
+        summed = row_loss(loss, on_device, scored)
+        if loss_tokens is None:  # while the device is at the first row
+            loss_tokens = sum(ranks.gathered(rows.loss_tokens()))
         # averages: each rank has a part of the sum, of which some masters take the mean
         (summed.total * (weights.averages / loss_tokens)).backward()
         weights.add_up()
@@ -96,10 +101,10 @@ def train_step(
     faults = metrics.not_finite(ranks.device)
     grad_norm, sound, rounded = clip_and_step(optimizer, ranks, max_grad_norm, faults)
     weights.give_back(rounded)
+    weights.drop_gradients()
     metrics.read()
     if not sound:
         raise NotFinite(blame(scorer, weights, ranks, samples, loss, ignore_masks, full_scores is not None))
-    weights.drop_gradients()
     everybody, *others = ranks.gathered(metrics)
     for other in others:
         everybody = everybody.merge(other)
@@ -107,12 +112,30 @@ def train_step(
 
 
 def score(
-    scorer: Scorer, row: MicroBatch, loss: Loss, entropy: Entropy, ignore_masks: bool, full_logprobs: bool
-) -> tuple[KeptLogprobs, LossSum]:
-    """A row's logprobs and its loss."""
-    scored: KeptLogprobs = scorer(row.without_masks() if ignore_masks else row, entropy, full_logprobs)
-    summed = row_loss(loss, row, scored)
-    return scored, summed
+    scorer: Scorer,
+    begun: BegunRow,
+    device: torch.device,
+    entropy: Entropy,
+    ignore_masks: bool,
+    full_logprobs: bool,
+) -> tuple[MicroBatch, MicroBatch, KeptLogprobs]:
+    """A row on the host, the same on the device, and its logprobs.
+
+    The body's work is given to the device first; packing the labels takes the host about as long as a step's
+    other launches, and by then the device is at the body.
+    """
+    sequences = scorer.arranged(begun.sequences).to(device)
+    rows: list[MicroBatch] = []
+
+    def labelled() -> MicroBatch:
+        row = begun.labelled()
+        on_device = row.to(device, there=sequences)
+        rows.extend((row, on_device))
+        return on_device.without_masks() if ignore_masks else on_device
+
+    scored: KeptLogprobs = scorer(sequences, labelled, entropy, full_logprobs)
+    row, on_device = rows
+    return row, on_device, scored
 
 
 def blame(
@@ -135,7 +158,8 @@ def blame(
         row = pack_row([sample], [index]).to(ranks.device)
         if row.labels.numel() == 0:
             continue
-        scored, summed = score(scorer, row, loss, None, ignore_masks, full_logprobs)
+        scored = scorer.of_row(row.without_masks() if ignore_masks else row, None, full_logprobs)
+        summed = row_loss(loss, row, scored)
         summed.total.backward()
         weights.add_up()
         weights.collect()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kept_loss import KeptLogprobs
 
-from ..packing import MicroBatch
+from ..micro_batch import MicroBatch
 from .ratio import LossSum
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from kept_tokens.messages import CROSS_ENTROPY, TrainingSample
 
 from ..balance import first_fit_decreasing
-from ..packing import MicroBatch, Rows, versions_of
+from ..micro_batch import MicroBatch
+from ..packing import Rows, versions_of
 from ..scorer import Scorer
 
 
@@ -85,7 +86,7 @@ def rescore(
         lengths = [samples[index].num_tokens for index in indices]
         rows = Rows(samples, [[indices[i] for i in row] for row in first_fit_decreasing(lengths, row_tokens)])
         for row in rows:
-            logprobs = scorer(row.to(device), None).logprobs.double().cpu().numpy()
+            logprobs = scorer.of_row(row.to(device)).logprobs.double().cpu().numpy()
             parts.append(of_row(row, logprobs, samples, version, without_record))
         del scorer
     if not parts:
