@@ -159,8 +159,9 @@ class Stepper:
         if bench.ranks.device.type == "cuda":
             if bench.profile and case.compiled and not case.varied:
                 rows = pack(self.batches[0], tokens, bench.ranks.rank, bench.ranks.size)
-                kernels = profiled(partial(self.train, self.batches[0], rows))
+                kernels, waits = profiled(partial(self.train, self.batches[0], rows))
                 result |= {"kernels_ms": kernels[0][1], "kernels": kernels if case.head == "kept" else []}
+                result |= {"waits": waits}
             own = bench.parameters * owned_bytes(case)
             result |= {"peak_gib": self.peak / GiB, "beside_gib": (self.peak - own) / GiB}
         return result
@@ -305,6 +306,9 @@ def main() -> None:
     parser.add_argument("--budget-seconds", type=float, default=200.0)
     parser.add_argument("--batch-kernel", choices=list(KERNELS), default="cuDNN")
     parser.add_argument("--kernels", type=Path, help="what attention.py wrote: take the fastest exact one")
+    parser.add_argument(
+        "--shapes", nargs="+", choices=["16x", "4x", "1x"], help="these alone, kept head, one GPU"
+    )
     parser.add_argument("--prime-rl", type=Path, help="its lm_head.py")
     options = parser.parse_args()
     if options.report is not None:
@@ -312,7 +316,8 @@ def main() -> None:
     ranks = join(options.device)
     run = Run(options, ranks)
     if ranks.size == 1:
-        run.rows(cases_of_one(options.prime_rl))
+        chosen = [Case(shape) for shape in options.shapes or ()]
+        run.rows(chosen or cases_of_one(options.prime_rl))
     else:
         run.rows(cases_of_many(ranks.size))
     if ranks.is_first:
