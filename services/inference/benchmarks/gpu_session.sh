@@ -7,7 +7,8 @@
 #   check     (4 minutes)  sets of both captures, packed ones too, wide sets, drafts, preemptions, a float32 head;
 #                          two GPUs: tensor parallel
 #   measure   (8 minutes)  what the cut costs, engines offline, servers; two GPUs: engines on one, servers on the other
-#   stock     (5 minutes)  servers beside stock vLLM with logprobs=512 and with its defaults
+#   stock     (5 minutes)  servers beside stock vLLM with logprobs=512 and with its defaults; 32 requests of 16 tokens, as
+#                          256 of 64 took the one with logprobs=512 150 s
 #
 # Runs in a checkout, over its sources; what they import must be there (README.md). SECONDS_ALL=n sets the deadline.
 # Results and logs lie in OUTPUT_FOLDER, each as soon as it is there; the last lines are the exit codes.
@@ -77,7 +78,7 @@ case $part in
   measure)
     if [ $second = 1 ]; then engines 0 40 & servers 1 & wait; else engines 0 $((limit / 2 + 20)); servers 0; fi ;;
   stock)
-    go http-stock 0 servers.py --model "$models/qwen3-0.6b" --sets "about 8" --tokens 64 --rounds 10 --budget-seconds "$(left 45)" \
+    go http-stock 0 servers.py --model "$models/qwen3-0.6b" --sets "about 8" --requests 32 --tokens 16 --rounds 10 --budget-seconds "$(left 45)" \
       --engine "$many" --arms "capture native,stock logprobs=512,stock defaults,off V2" --output "$out/http-stock.json" ;;
   *) echo "gpu_session.sh: no part '$part'; there are models, check, measure and stock" >&2; exit 2 ;;
 esac

@@ -65,7 +65,7 @@ def random_model(name: str, directory: Path) -> None:
 
 
 def save_tokenizer(directory: Path) -> None:
-    """256 bytes and 5 specials."""
+    """256 bytes and 5 specials, as the trainer's warm start has them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -74,9 +74,12 @@ def save_tokenizer(directory: Path) -> None:
     tokenizer = Tokenizer(models.BPE({text: i for i, text in enumerate([*specials, *alphabet])}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>"
-    ).save_pretrained(directory)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
+    wrapped.chat_template = (  # with which an orchestrator can ask it something
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    wrapped.save_pretrained(directory)
 
 
 def smollm2(directory: Path) -> None:
