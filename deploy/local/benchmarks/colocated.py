@@ -3,16 +3,20 @@
     python deploy/local/benchmarks/colocated.py CONFIG.toml --folder runs/turns --output colocated.json
 
 Two runs of one configuration, one after the other: `together`, engine and trainer by turns on the first GPU,
-and `apart`, on a GPU each. The model must be there (`inference.model`, or a warm start that was made).
-Further options are those of `keptset run`. `--arms together` needs one GPU. `--device cpu` tries the script
-without any: with `--inference.vllm.max_num_seqs 1` both runs then come to the same bits, and with `--same`
-anything else ends it with 1.
+and `apart`, on a GPU each; with `--trainer-gpu 0` they share the first one all the time (then the engine
+needs a `kv_cache_memory_bytes` that leaves room). The model must be there (`inference.model`, or a warm start
+that was made). Further options are those of `keptset run`. `--device cpu` tries the script without a GPU.
+
+With `--inference.vllm.max_num_seqs 1` a request's answer does not depend on the others, and with
+`--trainer.deterministic true` (GPU) neither does a step on the order of its sums: both runs then come to the
+same bits, and with `--same` anything else ends it with 1.
 """
 
 import argparse
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -32,8 +36,10 @@ TOOK = ("sleep", "wake", "offload", "reload", "rollout", "train", "publish", "we
 
 def main() -> None:
     """Run it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # and not without the services
     options, settings = parse()
     found: dict[str, Any] = {"config": options.config.name, "device": options.device, "steps": options.steps}
+    found |= {"options": settings, "trainer_gpu": options.trainer_gpu}
     for arm in options.arms:
         folder = options.folder / arm
         if folder.exists():
@@ -57,6 +63,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--arms", nargs="+", choices=["together", "apart"], default=["together", "apart"])
+    parser.add_argument("--trainer-gpu", default="1", help="of the run in which the two are apart")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--same", action="store_true", help="exit with 1 if the runs differ in a bit")
     return parser.parse_known_args()
@@ -85,7 +92,8 @@ def arm_of(arm: str, options: argparse.Namespace, settings: list[str], folder: P
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    gpus = {"inference": "0", "trainer": "0" if arm == "together" else "1", "orchestrator": ""}
+    apart = options.trainer_gpu
+    gpus = {"inference": "0", "trainer": "0" if arm == "together" else apart, "orchestrator": ""}
     processes = {}
     try:
         for name, gpu in gpus.items():

@@ -3,7 +3,8 @@
     python services/inference/benchmarks/make_model.py qwen3-0.6b MODEL
     python deploy/local/benchmarks/weight_update.py MODEL --output weight_update.json [--updates 10]
 
-Needs two GPUs: inference has the first, the trainer the second. Both arms run on the same services: the
+Needs two GPUs: inference has the first, the trainer the second (`--trainer-gpu 0`: the first too, for
+`--arms files`; NCCL refuses two ranks on one GPU). Both arms run on the same services: the
 trainer's weights are sent again and again, or published once for each update. The first update by NCCL also
 makes the group, and is said apart. `--arms files --device cpu` tries the script without a GPU. Leaves with 1
 if the median pause by NCCL is above `--bound`.
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -34,6 +36,7 @@ SECONDS = 120.0
 
 def main() -> None:
     """Run it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # and not without the services
     options = parse()
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
@@ -43,6 +46,7 @@ def main() -> None:
         row: dict[str, Any] = {
             "model": options.model.name,
             "device": options.device,
+            "trainer_gpu": options.trainer_gpu,
             "requests": options.requests,
         }
         if "files" in options.arms:
@@ -69,6 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=32, help="that run all the time")
     parser.add_argument("--bound", type=float, default=0.5, help="seconds that a pause by NCCL may take")
     parser.add_argument("--arms", nargs="+", choices=["files", "nccl"], default=["files", "nccl"])
+    parser.add_argument("--trainer-gpu", default="1")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     return parser.parse_args()
 
@@ -80,12 +85,14 @@ def services(
     """Clients of both, healthy."""
     weights = folder / "weights"
     common = {"model": options.model, "weights-dir": weights, "weights-transfer": transfer}
-    cpu = {"vllm.dtype": "float32", "vllm.enforce_eager": "true"} if options.device == "cpu" else {}
+    beside = {"vllm.dtype": "float32", "vllm.enforce_eager": "true"} if options.device == "cpu" else {}
+    if options.device == "cuda" and options.trainer_gpu == "0":  # they share it
+        beside = {"vllm.kv_cache_memory_bytes": 8 << 30, "vllm.gpu_memory_utilization": 0.1}
     started: list[tuple[str, subprocess.Popen[bytes], httpx.Client]] = []
     try:
         for name, gpu, own in (
-            ("trainer", "1", {"output-dir": folder / "trainer", "device": options.device}),
-            ("inference", "0", {"vllm.max_model_len": 1024, "vllm.max_num_seqs": options.requests, **cpu}),
+            ("trainer", options.trainer_gpu, {"output-dir": folder / "trainer", "device": options.device}),
+            ("inference", "0", {"vllm.max_model_len": 1024, "vllm.max_num_seqs": options.requests, **beside}),
         ):
             port = free_port()
             arguments = {**common, "port": port, **own}
