@@ -103,12 +103,13 @@ def train_step(
     weights.give_back(rounded)
     weights.drop_gradients()
     metrics.read()
-    if not sound:
+    applied, norm = torch.stack([sound.float(), grad_norm]).tolist()
+    if not applied:
         raise NotFinite(blame(scorer, weights, ranks, samples, loss, ignore_masks, full_scores is not None))
     everybody, *others = ranks.gathered(metrics)
     for other in others:
         everybody = everybody.merge(other)
-    return everybody, float(grad_norm)
+    return everybody, norm
 
 
 def score(
