@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, PreTrainedModel
 
+from keptset_trainer import cudnn_ragged
 from keptset_trainer.attention import VARLEN, attend, batch_attention, spans
+from keptset_trainer.cudnn_ragged import Name
 from keptset_trainer.model import Policy, prove
 
 LENGTHS = [5, 1, 9, 3]
@@ -110,3 +112,18 @@ def test_what_the_kernel_does_not_know_is_refused():
 
 def test_empty_sequences_are_no_spans():
     assert spans(torch.tensor([0, 3, 3, 7])) == [(0, 3), (3, 7)]
+
+
+@given(st.lists(st.integers(0, 4096), min_size=1, max_size=40), st.sampled_from([torch.int32, torch.int64]))
+def test_cudnn_s_offsets_are_elements_before_each_sequence(lengths, kind):
+    borders = torch.tensor([0, *lengths]).cumsum(0).to(kind)
+    elements = cudnn_ragged.elements_a_token(16, 8, 128)
+    offsets = cudnn_ragged.offsets_of(borders, torch.tensor([*elements.values()]))
+    wanted = {Name.STATS_OFFSETS: 16, Name.Q_OFFSETS: 2048, Name.K_OFFSETS: 1024}
+    assert elements == wanted
+    for factor, one in zip(wanted.values(), offsets, strict=True):
+        assert one.dtype == torch.int64
+        assert one.is_contiguous()
+        assert (one.data_ptr() - offsets[0].data_ptr()) % 128 == 0
+        assert torch.equal(one, borders.long() * factor)
+    assert cudnn_ragged.elements_a_token(4, 4, 64) == {Name.STATS_OFFSETS: 4, Name.Q_OFFSETS: 256}

@@ -116,22 +116,39 @@ class Plan:
         self.graph.check_support()
         self.graph.build_plans()
         self.workspace: int = self.graph.get_workspace_size()
+        self.elements = elements_a_token(heads, key_heads, size)
+        self.factors = torch.tensor([*self.elements.values()], device=torch.device("cuda", device))
 
-    def run(
-        self, tensors: dict[Name, Tensor], borders: Tensor, heads: int, key_heads: int, size: int
-    ) -> None:
+    def run(self, tensors: dict[Name, Tensor], borders: Tensor) -> None:
         """On the current stream; `borders` are integers [S + 1] on the device."""
-        wide = borders.long()
         tensors |= {
             Name.LENGTHS: borders.diff().int(),
-            Name.STATS_OFFSETS: wide * heads,
-            **{name: wide * (count * size) for count, name in offset_names(heads, key_heads).items()},
+            **dict(zip(self.elements, offsets_of(borders, self.factors), strict=True)),
         }
         workspace = torch.empty(max(1, self.workspace), dtype=torch.uint8, device=borders.device)
         cudnn = library()
         assert cudnn is not None
         cudnn.set_stream(handle=self.handle, stream=torch.cuda.current_stream(borders.device).cuda_stream)
         self.graph.execute({int(name): x for name, x in tensors.items()}, workspace, handle=self.handle)
+
+
+def elements_a_token(heads: int, key_heads: int, size: int) -> dict[Name, int]:
+    """How many elements a token has in the tensors that each of the offsets is for."""
+    of_heads = {name: count * size for count, name in offset_names(heads, key_heads).items()}
+    return {Name.STATS_OFFSETS: heads, **of_heads}
+
+
+def offsets_of(borders: Tensor, factors: Tensor) -> list[Tensor]:
+    """`borders` times each of the factors: int64, in one launch, each as aligned as memory of its own."""
+    count = len(borders)
+    room = -(-count // ALIGNED) * ALIGNED
+    table = factors.new_empty(len(factors), room)[:, :count]
+    torch.mul(borders, factors[:, None], out=table)
+    return list(table)
+
+
+ALIGNED = 16
+"""Numbers of 8 bytes; a row of so many begins where torch would let a tensor begin that cuDNN reads."""
 
 
 def offset_names(heads: int, key_heads: int) -> dict[int, Name]:
@@ -153,7 +170,7 @@ def forward(
         False, q.device.index, tokens, len(borders) - 1, longest, heads, key_heads, size, scale, q.dtype
     )
     tensors = {Name.Q: q, Name.K: k, Name.V: v, Name.OUT: out, Name.STATS: stats}
-    made.run(tensors, borders, heads, key_heads, size)
+    made.run(tensors, borders)
     return out, stats
 
 
@@ -179,7 +196,7 @@ def backward(
         Name.Q: q, Name.K: k, Name.V: v, Name.OUT: out, Name.STATS: stats, Name.GRAD: grad,
         Name.GRAD_Q: grads[0], Name.GRAD_K: grads[1], Name.GRAD_V: grads[2],
     }  # fmt: skip
-    made.run(tensors, borders, heads, key_heads, size)
+    made.run(tensors, borders)
     return grads
 
 
