@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from keptset_trainer import attention
+from keptset_trainer import attention, master_weights
+from keptset_trainer.master_weights import MasterCopies
 from keptset_trainer.model import load_policy
 from keptset_trainer.offload import Offload
 from keptset_trainer.one_gpu import kept
@@ -98,6 +99,29 @@ def test_a_step_on_a_gpu_is_the_cpus_and_blames_the_same_sample(tiny_directory, 
     weights.give_back()
     with pytest.raises(NotFinite, match=r"sample \d+ \(id '1/\d+'\) at position \d+: token"):
         step()
+
+
+def test_the_only_row_s_gradients_are_applied_as_their_sum_would_be(tiny_directory, make_batch, monkeypatch):
+    outcomes = []
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        for summed in (False, True):
+            if summed:
+                monkeypatch.setattr(master_weights, "kernels_take", lambda _: False)
+            policy = load_policy(str(tiny_directory), torch.device("cuda"), "bfloat16")
+            scorer, weights = prepare(policy, Ranks(policy.head.device), checkpointing="off", compiled=False)
+            assert isinstance(weights, MasterCopies)
+            optimizer = adamw(weights, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+            for number in (1, 2, 3):  # a clipped gradient would depend on the norm's rounding
+                samples = make_batch(number).samples
+                options = {"row_tokens": 4096, "max_grad_norm": 1e9}
+                metrics = one_step(scorer, weights, optimizer, Ranks(policy.head.device), samples, **options)
+            assert metrics["grad_norm"] > 0
+            assert bool(weights.buffers) == summed
+            outcomes.append({name: weights.whole(name).clone() for name in weights.named})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(outcomes[0][name], outcomes[1][name]) for name in outcomes[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from keptset_trainer import master_weights
+from keptset_trainer.master_weights import MasterCopies
+from keptset_trainer.optimizer import adamw, total_norm
+
 SIZES = [(3, 5), (4096,), (1,), (5000, 2), (130,)]
 
 
@@ -46,6 +50,55 @@ def test_gradients_add_up_in_float32(dtype):
     many_tensors.sum_up(tables, second, sums, fresh=False)
     for total, a, b in zip(sums, first, second, strict=True):
         assert torch.equal(total, a.float() + b.float())
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_a_step_with_gradients_in_half_precision_is_that_with_the_same_in_float32(kind):
+    options = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.01}
+    halves, results = tensors(kind, seed=1), []
+    for gradients in (halves, [one.float() for one in halves]):
+        ours = tensors()
+        first, second = ([torch.zeros_like(one) for one in ours] for _ in range(2))
+        many_tensors.adamw_step(
+            many_tensors.Tables(), ours, gradients, first, second, None,
+            torch.ones(len(ours), device=DEVICE), torch.tensor(0.5, device=DEVICE),
+            torch.tensor(True, device=DEVICE), **options,
+        )  # fmt: skip
+        results.append([*ours, *first, *second])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert not torch.equal(results[0][0], tensors()[0])
+
+
+def test_the_only_row_s_gradients_need_no_sum(monkeypatch):
+    """As on a GPU, where the kernels take them; here the interpreter does."""
+    results = []
+    for takes in (True, False):
+        monkeypatch.setattr(master_weights, "kernels_take", lambda _, takes=takes: takes)
+        model = torch.nn.Linear(5, 3, device=DEVICE, dtype=torch.float16)
+        for number, parameter in enumerate(model.parameters()):
+            parameter.data = (
+                tensors(torch.float16, number)[0].flatten()[: parameter.numel()].view_as(parameter)
+            )
+            parameter.grad = parameter.detach() * 0.25
+        weights = MasterCopies(model, {name: p.detach().float() for name, p in model.named_parameters()})
+        optimizer = adamw(weights, lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.01)
+        weights.add_up(only=True)
+        given = {master.grad.dtype for master in weights.named.values()}
+        assert given == ({torch.float16} if takes else {torch.float32})
+        assert all(parameter.grad is None for parameter in model.parameters())
+        sound, clip = torch.tensor(True, device=DEVICE), torch.tensor(1.0, device=DEVICE)
+        assert optimizer.step_in_one_launch(sound, clip)
+        results.append([*weights.named.values(), *model.parameters()])
+        weights.drop_gradients()
+        assert all(master.grad is None for master in weights.named.values())
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_the_norm_of_gradients_in_half_precision_is_not_rounded_to_it():
+    gradients = tensors(torch.bfloat16)
+    exact = sum(float(one.double().square().sum()) for one in gradients) ** 0.5
+    assert abs(float(total_norm(gradients, gradients[0].device)) / exact - 1) < 1e-6
+    assert float(total_norm([], torch.device("cpu"))) == 0
 
 
 # the interpreter does not round to bfloat16 as a GPU does

@@ -10,6 +10,15 @@ from torch import Tensor
 HAS_TRITON = find_spec("triton") is not None
 
 
+def kernels_take(tensors: Sequence[Tensor]) -> bool:
+    """Whether those of `many_tensors` do: on CUDA, of one type, dense and aligned."""
+    if not HAS_TRITON or not all(one.is_cuda and one.dtype == tensors[0].dtype for one in tensors):
+        return False
+    from . import many_tensors  # not at the top: Triton need not be installed
+
+    return many_tensors.fits(tensors)
+
+
 class GradientSums:
     """Adds to sums whose memory stays the same from step to step."""
 

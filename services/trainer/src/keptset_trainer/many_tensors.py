@@ -43,7 +43,7 @@ def _sum_up(table, blocks, KIND: tl.constexpr, FRESH: tl.constexpr, BLOCK: tl.co
 @triton.jit
 def _adamw(
     table, blocks, factors, clip, sound, beta1, beta2, eps, decay,
-    KIND: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+    GRADIENT: tl.constexpr, KIND: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows of the table: weight, gradient, two moments, the weight's rounded copy, their size."""
     place = blocks + 2 * tl.program_id(0)
@@ -52,7 +52,7 @@ def _adamw(
     at = tl.load(place + 1) * BLOCK + tl.arange(0, BLOCK)
     size = tl.load(row + 5)
     weight = tl.multiple_of(tl.load(row).to(tl.pointer_type(tl.float32)), 16)
-    gradient = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(tl.float32)), 16)
+    gradient = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(GRADIENT)), 16)
     first = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(tl.float32)), 16)
     second = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(tl.float32)), 16)
     rounded = tl.multiple_of(tl.load(row + 4).to(tl.pointer_type(KIND)), 16)
@@ -60,7 +60,7 @@ def _adamw(
     step_size, root = tl.load(factors + 2 * tensor), tl.load(factors + 2 * tensor + 1)
     if tl.load(sound) != 0:
         if (tl.load(place + 1) + 1) * BLOCK <= size:
-            g = tl.load(gradient + at) * scale
+            g = tl.load(gradient + at).to(tl.float32) * scale
             m = tl.load(first + at)
             m += (g - m) * (1 - beta1)
             v = tl.load(second + at) * beta2 + g * g * (1 - beta2)
@@ -72,7 +72,7 @@ def _adamw(
                 tl.store(rounded + at, w.to(KIND))
         else:
             inside = at < size
-            g = tl.load(gradient + at, mask=inside, other=0.0) * scale
+            g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * scale
             m = tl.load(first + at, mask=inside, other=0.0)
             m += (g - m) * (1 - beta1)
             v = tl.load(second + at, mask=inside, other=0.0) * beta2 + g * g * (1 - beta2)
@@ -150,8 +150,8 @@ def adamw_step(
 
     Args:
         tables: of these tensors.
-        weights: float32, as all but the rounded ones.
-        gradients: of the weights.
+        weights: float32, as all but the rounded ones and the gradients.
+        gradients: of the weights, of one type.
         first: moments.
         second: moments.
         rounded: the weights in half precision, to be written too.
@@ -169,5 +169,6 @@ def adamw_step(
     kind = KINDS[torch.float32 if rounded is None else rounded[0].dtype]
     _adamw[(table.programs,)](
         table.rows, table.blocks, factors, clip, sound.to(torch.int32), betas[0], betas[1], eps,
-        1 - lr * weight_decay, KIND=kind, ROUND=rounded is not None, BLOCK=BLOCK, num_warps=8,
+        1 - lr * weight_decay, GRADIENT=KINDS[gradients[0].dtype], KIND=kind, ROUND=rounded is not None,
+        BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip

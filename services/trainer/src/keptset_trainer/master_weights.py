@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from .gradient_sums import GradientSums
+from .gradient_sums import GradientSums, kernels_take
 
 
 class MasterWeights(Protocol):
@@ -23,8 +23,11 @@ class MasterWeights(Protocol):
     rounded: dict[str, Tensor] | None
     """Where the optimiser may write each of them in half precision too, which is less work than a copy."""
 
-    def add_up(self) -> None:
-        """After each row's backward: add its gradients to those of the rows before, in float32."""
+    def add_up(self, only: bool = False) -> None:
+        """After each row's backward: add its gradients to those of the rows before, in float32.
+
+        `only`: it is the step's only row, and its gradients may be left as they are.
+        """
 
     def collect(self) -> None:
         """After a step's last row: put the gradients where the optimiser looks."""
@@ -73,7 +76,7 @@ class OwnWeights(NothingBeside):
     def __init__(self, model: nn.Module) -> None:
         self.named: dict[str, Tensor] = dict(model.named_parameters())
 
-    def add_up(self) -> None:
+    def add_up(self, only: bool = False) -> None:
         pass  # autograd has done it
 
     def collect(self) -> None:
@@ -103,14 +106,20 @@ class MasterCopies:
         self.model = dict(model.named_parameters())
         assert self.model.keys() == masters.keys()
         self.named: dict[str, Tensor] = {name: master.requires_grad_() for name, master in masters.items()}
+        for master in self.named.values():
+            master.grad_dtype = None  # any: that of a step's only row is the model's
         self.rounded = {name: parameter.detach() for name, parameter in self.model.items()}
         self.buffers: dict[str, Tensor] = {}
         """Memory of the masters' gradients, kept from step to step."""
         self.sums = GradientSums()
 
     @torch.no_grad()
-    def add_up(self) -> None:
+    def add_up(self, only: bool = False) -> None:
         gradients = {name: p.grad for name, p in self.model.items() if p.grad is not None}
+        if only and kernels_take(list(gradients.values())):  # as AdamW does, without a sum in float32
+            for name, gradient in gradients.items():
+                self.named[name].grad, self.model[name].grad = gradient, None
+            return
         new = {name for name in gradients if self.named[name].grad is None}
         for name in new:
             if name not in self.buffers:
@@ -173,7 +182,7 @@ class Shards(NothingBeside):
             name: part.to_local().detach().requires_grad_() for name, part in self.parts.items()
         }
 
-    def add_up(self) -> None:
+    def add_up(self, only: bool = False) -> None:
         pass  # FSDP has done it
 
     def collect(self) -> None:

@@ -33,6 +33,9 @@ class AdamW(torch.optim.AdamW):
         """
         if HAS_TRITON and self.step_in_one_launch(sound, clip):
             return self.rounded is not None
+        for weight in self.param_groups[0]["params"]:  # torch's kernel wants one type
+            if weight.grad is not None and weight.grad.dtype != weight.dtype:
+                weight.grad = weight.grad.to(weight.dtype)
         # torch's kernel divides by the one and does nothing where the other is 1
         self.grad_scale, self.found_inf = clip.reciprocal(), (~sound).float()
         self.step()
@@ -47,6 +50,8 @@ class AdamW(torch.optim.AdamW):
         weights = [p for p in group["params"] if p.grad is not None]
         gradients = [weight.grad for weight in weights]
         rounded = None if self.rounded is None else [self.rounded[weight] for weight in weights]
+        if len({gradient.dtype for gradient in gradients}) > 1:
+            return False
         if not many_tensors.fits([*weights, *gradients, *(rounded or [])]):
             return False
         for weight in weights:
@@ -123,7 +128,7 @@ def clip_and_step(
         wait for either. And whether the weights in half precision were written.
     """
     gradients = [p.grad for p in optimizer.param_groups[0]["params"] if p.grad is not None]
-    square = torch.nn.utils.get_total_norm(gradients).double().square()
+    square = total_norm(gradients, faults.device).double().square()
     square, faults = ranks.add_up(torch.stack([square, faults])).unbind()
     norm = square.sqrt().float()
     sound = torch.isfinite(norm) & (faults == 0)
@@ -134,3 +139,10 @@ def clip_and_step(
         torch._foreach_mul_(gradients, clip)
         optimizer.step()
     return norm, sound, False
+
+
+def total_norm(gradients: list[Tensor], device: torch.device) -> Tensor:
+    """Over all of them, a float32 scalar; torch's `get_total_norm` rounds each one's to its own type."""
+    if not gradients:
+        return torch.zeros((), device=device)
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))

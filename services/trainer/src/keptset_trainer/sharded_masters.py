@@ -123,7 +123,7 @@ class ShardedMasters:
         self.under_way.append(self.groups[group].reduce(async_op=True))
 
     @torch.no_grad()
-    def add_up(self) -> None:
+    def add_up(self, only: bool = False) -> None:
         for group in self.groups[len(self.under_way) :]:
             group.add(self.rows == 0)
         self.rows += 1

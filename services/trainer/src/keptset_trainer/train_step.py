@@ -91,7 +91,7 @@ def train_step(
             loss_tokens = sum(ranks.gathered(rows.loss_tokens()))
         # averages: each rank has a part of the sum, of which some masters take the mean
         (summed.total * (weights.averages / loss_tokens)).backward()
-        weights.add_up()
+        weights.add_up(only=len(rows) == 1)
         if not row.is_empty:
             metrics.add(row, on_device, scored, summed, ignore_masks)
             if full_scores is not None:
