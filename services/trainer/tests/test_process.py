@@ -30,7 +30,8 @@ class Trainer:
         self.process: subprocess.Popen | None = None
         self.client: httpx.Client | None = None
 
-    def start(self, wait: bool = True) -> None:
+    def start(self, wait: bool = True, output: int | None = None) -> None:
+        """`output`: where its words go; None = the log."""
         port = ports.pick("127.0.0.1", set())
         options = {
             "model": self.model,
@@ -46,7 +47,7 @@ class Trainer:
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "keptset_trainer", *arguments],
-            stdout=self.log.open("ab"),
+            stdout=self.log.open("ab") if output is None else output,
             stderr=subprocess.STDOUT,
             env=os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )
@@ -231,6 +232,25 @@ def test_an_end_without_a_last_checkpoint_is_a_failure_that_says_what_is_trained
     assert [path.name for path in sorted((trainer.root / "trainer" / "checkpoints").iterdir())] == [
         "step-000002",
         "step-000003",
+    ]
+
+
+def test_ctrl_c_of_a_pipeline_leaves_a_last_checkpoint(trainer, make_batch):
+    """As of `keptset-trainer ... 2>&1 | tee log`: it ends whoever reads the trainer's words, too."""
+    del trainer.options["gpu-lock"]  # which goes without a last checkpoint
+    trainer.options["checkpoint-interval"] = 10
+    reader, writer = os.pipe()
+    trainer.log.touch()
+    trainer.start(output=writer)
+    os.close(writer)
+    assert trainer.put(make_batch(1)).status_code == 202
+    trainer.result(1)
+    os.close(reader)
+    trainer.process.send_signal(signal.SIGINT)
+    assert trainer.ended() == 0
+    assert [path.name for path in sorted((trainer.root / "trainer" / "checkpoints").iterdir())] == [
+        "step-000000",
+        "step-000001",
     ]
 
 

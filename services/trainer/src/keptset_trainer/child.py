@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from .folders import Folders
@@ -63,8 +64,7 @@ class TrainingLoop:
         assert process.stdout is not None
         for line in process.stdout:
             self.lines.append(line.rstrip())
-            sys.stderr.write(line)
-            sys.stderr.flush()
+            say(line)
         process.wait()
         self.ended.append(rank)
 
@@ -116,41 +116,69 @@ class TrainingLoop:
     def stop(self, patience: float) -> str | None:
         """SIGTERM, and SIGKILL after `patience` seconds: its files are whole or absent either way.
 
+        A rank that ends without having done all takes the others with it, as in `wait`: they would wait for
+        it, and not only until `patience` is over if they are on GPUs.
+
         What went wrong: a rank had to be killed, or failed meanwhile, as one does whose last checkpoint the
-        disk refuses. One that SIGTERM ended had not loaded its model yet, and nothing to save.
+        disk refuses. If SIGTERM ended one, it had not loaded its model yet, and nobody has anything to save.
         """
         self.stopping = True
         deadline = time.monotonic() + patience
-        running = [process for process in self.processes if process.poll() is None]
-        if running:
-            print(
+        failed = self._failed()
+        if running := self._running():
+            for rank in running:
+                self.processes[rank].terminate()
+            say(
                 f"trainer: told to stop; the training loop has {patience:g} s (trainer.shutdown_timeout) to "
-                "leave its step and write a last checkpoint",
-                file=sys.stderr,
-                flush=True,
+                "leave its step and write a last checkpoint\n"
             )
-        for process in running:
-            process.terminate()
         late = None
-        for rank, process in enumerate(self.processes):
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                late = rank if late is None else late
-                process.kill()
-                process.wait()
+        while (running := self._running()) and not self._broke_off():
+            if time.monotonic() >= deadline:
+                late = running[0]
+                break
+            time.sleep(POLL_SECONDS)
+        if running and late is None:  # which of them end by themselves says why the first one did
+            time.sleep(POLL_SECONDS)
+        if -signal.SIGTERM not in self._codes():
+            failed = failed or self._failed()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        last_words_until = time.monotonic() + 1
         for forwarder in self.forwarders:
-            forwarder.join(timeout=1)
+            forwarder.join(max(0.0, last_words_until - time.monotonic()))
         if late is not None:
             return (
                 f"{self._which(late)}the training loop did not end within {patience:g} s of being told to, "
                 f"and was killed; {what_is_left(self.folders)}. If it only needs more time, raise "
                 "trainer.shutdown_timeout"
             )
-        in_order = (*self.ended, *range(len(self.processes)))
-        failed = (rank for rank in in_order if self.processes[rank].poll() not in (0, -signal.SIGTERM))
-        first = next(failed, None)
-        return None if first is None else f"told to stop, {self._last_words(first)}"
+        return f"told to stop, {self._last_words(failed[0])}" if failed else None
+
+    def _codes(self) -> list[int | None]:
+        """Of all ranks; None of one that runs."""
+        return [process.poll() for process in self.processes]
+
+    def _running(self) -> list[int]:
+        return [rank for rank, code in enumerate(self._codes()) if code is None]
+
+    def _broke_off(self) -> bool:
+        """Whether a rank has ended that had not done all."""
+        return any(code not in (None, 0) for code in self._codes())
+
+    def _failed(self) -> list[int]:
+        """Ranks that ended by themselves and not as they should, in the order in which they did."""
+        codes = self._codes()
+        in_order = dict.fromkeys([*self.ended, *range(len(codes))])
+        return [rank for rank in in_order if codes[rank] not in (None, 0, -signal.SIGTERM)]
+
+
+def say(text: str) -> None:
+    """To whoever reads stderr. If nobody does any more, as after Ctrl-C in a pipeline, it is not said."""
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def visible_gpus() -> int:
