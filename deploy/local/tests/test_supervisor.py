@@ -1,5 +1,6 @@
 """Real processes, but tiny ones."""
 
+import io
 import os
 import signal
 import subprocess
@@ -87,6 +88,30 @@ def test_the_newest_ends_first(tmp_path):
             supervisor.start(name, ["sh", "-c", script], tmp_path / f"{name}.log")
             wait_for(lambda name=name: has_text(tmp_path / f"{name}.log", "up"))
     assert order.read_text().split() == ["orchestrator", "trainer", "inference"]
+
+
+def test_services_end_in_order_though_nobody_reads_what_is_said(tmp_path, monkeypatch):
+    """As after Ctrl-C of `keptset run ... 2>&1 | tee log`, which ends the reader too."""
+    script = "trap 'sleep 0.1; exit 3' TERM; echo up; while :; do sleep 0.02; done"
+    started = []
+
+    def be_signalled() -> None:
+        with Supervisor() as supervisor:
+            for name in ("trainer", "inference"):
+                started.append(supervisor.start(name, ["sh", "-c", script], tmp_path / name))
+            wait_for(lambda: all(has_text(process.log, "up") for process in started))
+            monkeypatch.setattr(sys, "stderr", Unread())
+            os.kill(os.getpid(), signal.SIGINT)
+            wait_for(lambda: False)
+
+    with pytest.raises(Stopped):
+        be_signalled()
+    assert [process.popen.returncode for process in started] == [3, 3]
+
+
+class Unread(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
 
 
 def test_who_ignores_sigterm_is_killed_after_its_own_grace_and_named(tmp_path, capfd):

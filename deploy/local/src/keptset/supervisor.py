@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -207,7 +208,10 @@ class Supervisor:
 
 
 def _say(text: str) -> None:
-    print(f"keptset: {text}", file=sys.stderr, flush=True)
+    with suppress(
+        OSError
+    ):  # Ctrl-C ends all of a pipeline, whoever reads this too; services still end in order
+        print(f"keptset: {text}", file=sys.stderr, flush=True)
 
 
 def describe_exit(code: int) -> str:
