@@ -106,9 +106,9 @@ def requests_end_first(engine: Engine, state: ServerState, server: Callable[[], 
         asyncio.run_coroutine_threadsafe(end_requests(engine, state, seconds), loop).result()
         # To the application an answer has ended when uvicorn has it: a large one is still on its way to a
         # slow client, and is cut off by the end of uvicorn's patience.
-        left = max(LAST_SECONDS, deadline - time.monotonic())
-        server().config.timeout_graceful_shutdown = left
-        type(engine).shutdown(engine, timeout=left)
+        # The engine goes before that, by the same deadline.
+        type(engine).shutdown(engine, timeout=max(LAST_SECONDS, deadline - time.monotonic()))
+        server().config.timeout_graceful_shutdown = max(LAST_SECONDS, deadline - time.monotonic())
 
     vars(engine)["shutdown"] = shutdown
     try:

@@ -158,6 +158,28 @@ async def test_what_does_not_end_in_time_is_told_so(seconds):
     assert server.config.timeout_graceful_shutdown == LAST_SECONDS
 
 
+async def test_an_engine_that_takes_all_the_time_leaves_clients_the_last_seconds():
+    """The two come one after the other: with all the time each, whoever stops the server kills it first."""
+    held = Held()
+    server = SimpleNamespace(config=SimpleNamespace(timeout_graceful_shutdown=5))
+
+    def slow(engine: Stopped, timeout: float) -> None:
+        assert timeout > LAST_SECONDS
+        clock.now += timeout
+
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        requests_end_first(held.engine, held.state, lambda: server),
+    ):
+        patch.setattr("keptset_inference.stopping.time", clock)
+        patch.setattr(Stopped, "shutdown", slow)
+        await asyncio.to_thread(held.engine.shutdown, timeout=300)
+    assert clock.now == 400
+    assert server.config.timeout_graceful_shutdown == LAST_SECONDS
+
+
 async def test_an_engine_that_aborts_nothing_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("keptset_inference.stopping.CUT_SECONDS", 0.2)
     held = Held()
