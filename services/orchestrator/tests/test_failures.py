@@ -6,11 +6,19 @@ import time
 
 import pytest
 
-from keptset_orchestrator import PeerMismatchError, PeerRefusedError, PeerUnavailableError, RolloutFailedError
+from keptset_orchestrator import (
+    PeerMismatchError,
+    PeerRefusedError,
+    PeerUnavailableError,
+    RolloutFailedError,
+    training_time,
+)
+from keptset_orchestrator.training_time import TrainingTime
 
 from .driving import Drive
 from .fake_inference import FakeInference
 from .fake_trainer import FakeTrainer
+from .test_training_time import Clock
 
 
 @pytest.mark.parametrize("fault", [429, 500, 503, "reset"])
@@ -224,11 +232,19 @@ async def test_trainer_that_has_no_room_for_a_whole_steps_time_is_named(drive: D
 
 
 async def test_batch_finds_room_after_steps_that_are_trained_once_more_and_have_their_time_each(
-    drive: Drive, trainer: FakeTrainer
+    drive: Drive, trainer: FakeTrainer, monkeypatch: pytest.MonkeyPatch
 ):
-    trainer.busy_with = list(range(-8, 1))
-    drive.settings.step_timeout = 0.3  # the pauses between two looks alone are more
+    trainer.busy_with = list(range(-5, 1))  # two of them to the looks at the start
+    drive.settings.step_timeout, clock, see = 10, Clock(), TrainingTime.see
+
+    def seen_later(time_left: TrainingTime, step: int | None) -> None:
+        clock.now += 0.9 * drive.settings.step_timeout
+        see(time_left, step)
+
+    monkeypatch.setattr(training_time, "time", clock)
+    monkeypatch.setattr(TrainingTime, "see", seen_later)
     assert len(await drive()) == 3
+    assert clock.now > 3 * drive.settings.step_timeout
 
 
 async def test_batch_does_not_wait_without_end_for_a_trainer_that_starts_again_and_again(
@@ -243,10 +259,10 @@ async def test_batch_does_not_wait_without_end_for_a_trainer_that_starts_again_a
 async def test_trainer_that_starts_again_after_it_had_no_room_for_long_has_time_to_start(
     drive: Drive, trainer: FakeTrainer
 ):
-    trainer.full, trainer.put_faults = 4, [503, 503]
-    drive.settings.startup_timeout = 1.0  # 0.1 + 0.2 + 0.4 + 0.8 s of pauses are more
+    trainer.full, trainer.put_faults = 5, [503, 503]
+    drive.settings.startup_timeout = 3.0  # 0.1 + 0.2 + 0.4 + 0.8 + 1.6 s of pauses are more
     assert len(await drive()) == 3
-    assert trainer.puts == [1] * 7 + [2, 3]
+    assert trainer.puts == [1] * 8 + [2, 3]
 
 
 async def test_result_is_asked_for_again_after_a_server_error(drive: Drive, trainer: FakeTrainer):
