@@ -132,6 +132,8 @@ def arm_of(arm: str, options: argparse.Namespace, settings: list[str], folder: P
             if values
         },
         "phases": phases,
+        # that there was something to learn, without which any two runs are the same
+        "learned": [{name: row.get(name) for name in ("step", "reward/mean", "grad_norm")} for row in rows],
     }
 
 
