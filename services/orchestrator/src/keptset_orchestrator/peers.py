@@ -12,6 +12,8 @@ from .errors import PeerRefusedError, PeerUnavailableError
 
 HEALTH_SECONDS = 5.0
 """One question for health or status; a server that needs longer is not well."""
+LAST_SECONDS = 1.0
+"""The last question for health, whatever is left of the wait."""
 
 
 MOST_ANSWER_BYTES = 1 << 30
@@ -145,7 +147,8 @@ class Peer:
         """Return once its health answers 200.
 
         Raises:
-            PeerUnavailableError: it did not within `seconds`; the text has the last answer.
+            PeerUnavailableError: it did not within `seconds`, the last question LAST_SECONDS longer at most;
+                the text has the last answer.
             PeerRefusedError: /health answers 4xx: whatever listens there, it is no Keptset service.
         """
         deadline = time.monotonic() + seconds
@@ -153,7 +156,8 @@ class Peer:
         while True:
             left = deadline - time.monotonic()
             try:
-                left = max(0.05, min(HEALTH_SECONDS, left))
+                # The last attempt has time for an answer, too: why it is not healthy says more than silence.
+                left = max(LAST_SECONDS, min(HEALTH_SECONDS, left))
                 await self.call("GET", self.health_path, seconds=left, what="health")
                 return
             except TransientError as error:
