@@ -14,6 +14,11 @@ ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "deploy" / "local" / "reverse-text.toml"
 MARK = "E2E_MARK"
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""For services that are started one by one, without `keptset run`, which shares the cores out: the threads of
+several would wait for each other longer than they compute."""
+CACHE_BLOCKS = 64
+"""Of keys and values in an engine, of 128 tokens each; all that a server takes by itself is a gigabyte."""
 UNTIL_HEALTHY = 400
 """Seconds that a loaded machine may take to start an engine."""
 UNTIL_ENDED = 240
@@ -59,9 +64,10 @@ class Started:
         return child
 
     def run(self, *arguments: object) -> "subprocess.Popen[str]":
-        """`keptset run` of the demo, named "short", with few rollouts and the model that is there."""
+        """`keptset run` of the demo, named "short": few rollouts, a small cache, the model that is there."""
         patient = ("--orchestrator.startup_timeout", UNTIL_HEALTHY)
         few = ("--orchestrator.train.prompts_per_step", 4, "--orchestrator.train.group_size", 4)
+        few += ("--inference.vllm.num_gpu_blocks_override", CACHE_BLOCKS)
         model = ("--warm_start.directory", self.model)
         return self.start("keptset", "run", DEMO, *patient, *arguments, "--name", "short", *model, *few)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from keptset import groups
 
-from ..started import DEMO, UNTIL_ENDED, UNTIL_HEALTHY, Started
+from ..started import CACHE_BLOCKS, DEMO, UNTIL_ENDED, UNTIL_HEALTHY, Started
 from .schedule import Kill
 
 NAME = "killed"
@@ -61,7 +61,7 @@ class KilledRun:
             "--orchestrator.train.group_size", self.group_size,
             "--orchestrator.max_async_level", self.level, "--colocated", str(self.colocated).lower(),
             "--trainer.row_tokens", 256, "--trainer.checkpoint_interval", self.checkpoint_interval,
-            "--inference.vllm.max_num_seqs", 8,
+            "--inference.vllm.max_num_seqs", 8, "--inference.vllm.num_gpu_blocks_override", CACHE_BLOCKS,
             "--restarts", 20, "--warm_start.directory", self.started.model,
             "--orchestrator.startup_timeout", UNTIL_HEALTHY,
         )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from keptset import ports
 
-from ..started import UNTIL_ENDED, UNTIL_HEALTHY
+from ..started import CACHE_BLOCKS, ONE_THREAD, UNTIL_ENDED, UNTIL_HEALTHY
 
 pytestmark = pytest.mark.e2e
 
@@ -43,13 +43,13 @@ def test_a_server_that_does_not_capture_is_refused_before_the_first_rollout(star
     inference, trainer, orchestrator = (f"http://127.0.0.1:{port}" for port in taken)
     port = dict(zip((inference, trainer, orchestrator), taken, strict=True))
     engine = {"dtype": "float32", "enforce_eager": "true", "max_model_len": 128, "max_num_seqs": 16}
+    engine["num_gpu_blocks_override"] = CACHE_BLOCKS
     options = [part for name, value in engine.items() for part in (f"--vllm.{name}", value)]
     weights = ("--weights_dir", started.folder / "weights")
     common = ("--model", started.model, *weights)
-    started.start("keptset_inference", *common, "--port", port[inference], *options)
-    started.start(
-        "keptset_trainer", *common, "--port", port[trainer], "--output_dir", started.folder / "trainer"
-    )
+    started.start("keptset_inference", *common, "--port", port[inference], *options, environment=ONE_THREAD)
+    output = ("--output_dir", started.folder / "trainer")
+    started.start("keptset_trainer", *common, "--port", port[trainer], *output, environment=ONE_THREAD)
     lone = started.start(
         "keptset_orchestrator",
         *("--port", port[orchestrator], "--inference_urls", f'["{inference}"]', "--trainer_url", trainer),

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -14,12 +15,18 @@ import pytest
 
 from keptset import ports
 
-from ..started import UNTIL_ENDED, UNTIL_HEALTHY, Started
+from ..started import CACHE_BLOCKS, ONE_THREAD, UNTIL_ENDED, UNTIL_HEALTHY, Started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PROMPTS, GROUP = 24, 4
-ENGINE = {"dtype": "float32", "enforce_eager": "true", "max_model_len": 128, "max_num_seqs": 4}
+ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": "true",
+    "max_model_len": 128,
+    "max_num_seqs": 4,
+    "num_gpu_blocks_override": CACHE_BLOCKS,
+}
 """One group at a time in each engine, so that a step lasts long enough to be hit."""
 STEP_SECONDS = 300
 TWO_HEALTHY = 2 * UNTIL_HEALTHY
@@ -33,6 +40,7 @@ class Run:
     started: Started
     servers: list[str]
     trainer: str
+    orchestrator: "subprocess.Popen[str] | None" = None
 
     @property
     def folder(self) -> Path:
@@ -46,6 +54,7 @@ class Run:
             *("--model", self.started.model, "--weights_dir", self.started.folder / "weights"),
             *("--port", httpx.URL(url).port, "--enable-return-sampling-mask", "true", *options),
             name=f"inference-{index}",
+            environment=ONE_THREAD,
         )
 
     def train(self) -> None:
@@ -54,10 +63,11 @@ class Run:
             *("--model", self.started.model, "--weights_dir", self.started.folder / "weights"),
             *("--port", httpx.URL(self.trainer).port, "--output_dir", self.started.folder / "trainer"),
             *("--row_tokens", 512, "--optimizer.lr", 1e-4),
+            environment=ONE_THREAD,
         )
 
-    def orchestrate(self, steps: int, *more: object):
-        return self.started.start(
+    def orchestrate(self, steps: int, *more: object) -> "subprocess.Popen[str]":
+        self.orchestrator = self.started.start(
             "keptset_orchestrator",
             *("--port", 0, "--inference_urls", json.dumps(self.servers), "--trainer_url", self.trainer),
             *("--tokenizer", self.started.model, "--output_dir", self.folder, "--steps", steps),
@@ -65,6 +75,7 @@ class Run:
             *("--train.group_size", GROUP, "--train.sampling.top_p", 0.97, "--train.sampling.max_tokens", 18),
             *more,
         )
+        return self.orchestrator
 
     def rows(self) -> list[dict]:
         path = self.folder / "metrics.jsonl"
@@ -80,7 +91,11 @@ class Run:
         return sum(float(line.split()[-1]) for line in lines if line.partition("{")[0] == f"vllm:{metric}")
 
     def wait(self, condition, what: str, seconds: float = STEP_SECONDS) -> None:
-        self.started.wait_until(condition, seconds, f"{what}; the orchestrator says: {self.log()[-2000:]}")
+        def come() -> object:
+            assert self.orchestrator.poll() is None, f"it ended before {what}: {self.log()[-2000:]}"
+            return condition()
+
+        self.started.wait_until(come, seconds, f"{what}; the orchestrator says: {self.log()[-2000:]}")
 
 
 @pytest.fixture
