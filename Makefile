@@ -1,7 +1,8 @@
 # `make help` lists what there is.
 PROFILE ?= cpu
 PYTHON ?= python3
-TEST_PROCESSES ?= 2
+# Most tests wait most of the time: one process more than cores.
+TEST_PROCESSES ?= 3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 export TRANSFORMERS_OFFLINE ?= 1

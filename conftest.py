@@ -1,4 +1,4 @@
-"""Settings of hypothesis for the whole repository, and how tests share two processes (`pytest -n 2`)."""
+"""Settings of hypothesis for the whole repository, and how tests share processes (`pytest -n 3`)."""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -8,6 +8,9 @@ settings.register_profile("keptset", deadline=None, suppress_health_check=[Healt
 settings.load_profile("keptset")
 
 ENGINES = ("services/inference/tests/engine/", "tests/e2e/", "tests/durability/")
+WITH_ENGINES = 2
+"""Processes that start engines at a time in long tests: all together then take 8 GB."""
+
 SECTIONS: dict[str, list[str]] = {}
 
 
@@ -37,27 +40,53 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         starts_services = item.get_closest_marker("engine") or item.get_closest_marker("e2e")
         if starts_services and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SERVICES_TIMEOUT))
-    if config.option.markexpr == LONG:
-        items.sort(key=lambda item: not item.nodeid.startswith("tests/"))  # the longest first
+    items.sort(key=_turn_of_long if config.option.markexpr == LONG else _turn)
+
+
+def _turn(item: pytest.Item) -> tuple[bool, ...]:
+    """Engines first; at the end what takes milliseconds a file, so that all processes end together."""
+    return not item.nodeid.startswith(ENGINES), item.nodeid.startswith("libs/")
+
+
+def _turn_of_long(item: pytest.Item) -> tuple[bool, ...]:
+    """The longest first. The server that others share stays until the end, so who starts it comes late."""
+    return (not item.nodeid.startswith("tests/"),)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """A file stays in one process, and so do all that share engines, which take 3 GB each.
+    """A file stays in one process, and so does all that starts engines, which take 3 GB each. Long tests each
+    go to whoever is free, those with engines to two processes only.
 
     Not `--dist loadgroup`: pytest-xdist 3.8 writes groups into node ids, which pytest 9.2 does not allow.
     """
-    from xdist.scheduler import LoadFileScheduling, LoadScheduling
+    from xdist.scheduler import LoadFileScheduling
 
-    if config.option.markexpr == LONG:  # few, of minutes each: whoever is free takes the next one
-        config.option.maxschedchunk = 1
-        return LoadScheduling(config, log)
+    config.option.loadscopereorder = False  # the order of the tests counts, not how many a file has
+    long = config.option.markexpr == LONG
 
-    class ByFileOrEngines(LoadFileScheduling):
+    class EnginesTogether(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((room for room in ENGINES if nodeid.startswith(room)), super()._split_scope(nodeid))
+            if long:
+                return nodeid
+            return "engines" if nodeid.startswith(ENGINES) else super()._split_scope(nodeid)
 
-    return ByFileOrEngines(config, log)
+        def _reschedule(self, node: object) -> None:
+            if long and self._pending_of(self.assigned_work[node]) > 1:
+                return  # it has one that runs and the next one: others may be free before it
+            super()._reschedule(node)
+
+        def _assign_work_unit(self, node: object) -> None:
+            waiting = list(self.workqueue)
+            if list(self.assigned_work).index(node) >= WITH_ENGINES:
+                waiting = [scope for scope in waiting if not scope.startswith(ENGINES)]
+            if not waiting:
+                node.shutdown()
+                return
+            self.workqueue.move_to_end(waiting[0], last=False)
+            super()._assign_work_unit(node)
+
+    return EnginesTogether(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
