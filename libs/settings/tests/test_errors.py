@@ -82,6 +82,20 @@ def test_a_wrong_value_is_named_with_its_path(content, line, toml, refused):
     assert f"(from {path})" in text
 
 
+TABLES = ["inference", "warm_start", "weights", "trainer.optimizer", "orchestrator.train.sampling"]
+
+
+@pytest.mark.parametrize("table", [*TABLES, "trainer.loss", "orchestrator.train.source[0].environment"])
+def test_what_is_no_table_is_told_without_the_name_of_a_class(table, toml, refused):
+    outer, _, name = table.rpartition(".")
+    header = (
+        "" if not outer else f"[{outer}]\n" if "[0]" not in outer else f"[[{outer.removesuffix('[0]')}]]\n"
+    )
+    path = toml(f"{header}{name} = 3")
+    place = f"[{outer}] {name}" if outer else name
+    assert f"{place} = 3: must be a table (from {path})\n" in refused(load_run, [str(path)])
+
+
 @pytest.mark.parametrize(
     "table",
     [

@@ -92,9 +92,13 @@ def _chosen_kind(table: Path, tree: Any) -> str | None:
 def _reworded(message: str) -> str:
     for old, new in _PLAIN_WORDS:
         message = message.replace(old, new)
-    return re.sub(
-        r", unable to .*|, got a number with a fractional part| after validation, not \d+", "", message
-    )
+    return _FOR_PROGRAMMERS.sub("", message)
+
+
+_FOR_PROGRAMMERS = re.compile(
+    r", unable to .*|, got a number with a fractional part| after validation, not \d+"
+    r"| or instance of \w+"  # a class of Python's
+)
 
 
 _PLAIN_WORDS = (
