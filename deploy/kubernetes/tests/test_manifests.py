@@ -204,6 +204,21 @@ def test_pods_have_as_long_to_end_as_their_services_take_by_their_settings(rende
         assert pod["terminationGracePeriodSeconds"] >= waits + 10
 
 
+@pytest.mark.parametrize("overlay", NAMES)
+def test_every_gpu_of_the_trainer_has_a_rank(rendered, overlay, tmp_path):
+    """A GPU without one is reserved, and nobody uses it."""
+    (config,) = [m for m in rendered[overlay] if m["kind"] == "ConfigMap"]
+    (tmp_path / "run.toml").write_text(config["data"]["run.toml"])
+    ranks = read_run([tmp_path / "run.toml"]).trainer.ranks
+    pod = pods(rendered[overlay])[home_of("trainer", rendered[overlay])]
+    (trainer,) = [c for c in pod["containers"] if c["name"] == "trainer"]
+    gpus = trainer["resources"]["limits"].get("nvidia.com/gpu")
+    if gpus is None:
+        assert ranks in (1, "external")
+    else:
+        assert ranks in ("auto", int(gpus))
+
+
 def claim_at(path: str, pod: Manifest) -> str:
     """The claim that a pod has mounted there."""
     (container,) = pod["containers"]
