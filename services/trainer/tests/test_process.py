@@ -287,3 +287,23 @@ def test_what_cannot_start_says_so_at_once(tmp_path):
     )
     assert done.returncode == 2
     assert "output_dir: not set" in done.stderr
+
+
+def test_a_port_in_use_is_named_before_the_training_loop_is_started(tiny_directory, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [
+            sys.executable,
+            "-m",
+            "keptset_trainer",
+            "--model",
+            str(tiny_directory),
+            "--port",
+            str(port),
+        ]
+        folders = ["--output_dir", str(tmp_path / "trainer"), "--weights_dir", str(tmp_path / "weights")]
+        done = subprocess.run([*command, *folders], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1
+    assert f"trainer.host = '127.0.0.1', trainer.port = {port}: Address already in use" in done.stderr
+    assert "told to stop" not in done.stdout + done.stderr
+    assert not (tmp_path / "trainer" / "settings.json").exists()

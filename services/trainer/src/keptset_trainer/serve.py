@@ -6,6 +6,7 @@ With `trainer.ranks = "external"` somebody else starts the training loop, and it
 import fcntl
 import math
 import signal
+import socket
 import sys
 import threading
 import time
@@ -56,6 +57,13 @@ def serve(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+    try:
+        listener = bound_socket(settings.host, settings.port)
+    except OSError as error:
+        where = f"trainer.host = {settings.host!r}, trainer.port = {settings.port}"
+        way_out = "stop what listens there, or set another port"
+        print(f"{where}: {error.strerror or error}; {way_out}", file=sys.stderr)
+        return 1  # it may be free after another start
     # ranks that somebody else starts may be started elsewhere
     places = {name: getattr(settings, name).absolute() for name in ("output_dir", "weights_dir")}
     write_file(folders.settings, settings.model_copy(update=places).model_dump_json(indent=1).encode())
@@ -88,8 +96,6 @@ def serve(argv: list[str]) -> int:
     server = IngestServer(
         uvicorn.Config(
             guarded(app, settings),
-            host=settings.host,
-            port=settings.port,
             log_level="warning",
             timeout_graceful_shutdown=REQUESTS_SECONDS,
         ),
@@ -100,7 +106,7 @@ def serve(argv: list[str]) -> int:
         signal.signal(number, server.handle_exit)
     threading.Thread(target=server.watch, name="watch-loop", daemon=True).start()
     try:
-        server.run()
+        server.run(sockets=[listener])
     finally:
         failure = loop.failure() or server.reason
         went_wrong = loop.stop(settings.shutdown_timeout)
@@ -111,6 +117,22 @@ def serve(argv: list[str]) -> int:
             print(f"  {line}", file=sys.stderr)
         return 1
     return 0 if server.started else 1
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Taken before the loop is started, so that a port in use is known at once; not listening yet.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 class IngestServer(uvicorn.Server):
