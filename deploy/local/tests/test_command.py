@@ -20,6 +20,14 @@ from keptset_settings import WarmStartSettings
 
 from .running import DEMO, left_running, start
 
+SOURCE = """
+[[orchestrator.train.source]]
+name = "reverse-text"
+
+[orchestrator.train.source.environment]
+kind = "reverse-text"
+"""
+
 
 def test_help_of_a_command_lists_the_settings_and_without_a_file_it_asks_for_one(keptset):
     short, long = keptset("--help"), keptset("run", "--help")
@@ -62,6 +70,36 @@ def test_a_run_from_start_to_end(keptset, work):
     port = configs["inference-0"]["inference"]["port"]
     assert configs["orchestrator"]["orchestrator"]["inference_urls"] == [f"http://127.0.0.1:{port}"]
     assert left_running(work) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"inference.model": "/nowhere/model"}, '[inference] model = "/nowhere/model": is no directory here'),
+        ({"inference.model": "./model"}, '[inference] model = "./model": is no directory here'),
+        ({"inference.model": "runs/models/it"}, '[inference] model = "runs/models/it": is no directory here'),
+        (
+            {"inference.model": "owner/name", "trainer.model": "/nowhere"},
+            '[trainer] model = "/nowhere": is no directory here',
+        ),
+        ({"inference.model": "owner/name"}, '[inference] model = "owner/name": has no tokenizer.json here'),
+        (
+            {"inference.model": "owner/name", "orchestrator.tokenizer": "bare"},
+            '[orchestrator] tokenizer = "bare": has no tokenizer.json here',
+        ),
+    ],
+)
+def test_a_model_that_is_not_there_is_named_before_anything_starts(keptset, work, given, told):
+    (work / "bare").mkdir()
+    config = work / "own.toml"
+    config.write_text(f"[orchestrator]\nsteps = 1\n\n{SOURCE}")
+    code, out, err = keptset(
+        "run", config, *(text for key, value in given.items() for text in (f"--{key}", value))
+    )
+    assert code == 1
+    assert told in err
+    assert "healthy" not in out
+    assert not (work / "runs").exists()
 
 
 def test_a_run_says_how_to_start_ranks_that_it_does_not_start(keptset, work):

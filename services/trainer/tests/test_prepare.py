@@ -101,3 +101,8 @@ def test_half_precision_is_close_and_rows_add_up(tiny_directory, make_batch):
         assert half[1]["grad_norm"] == pytest.approx(plain["grad_norm"], rel=0.05)
         assert half[1]["entropy/full"] == pytest.approx(plain["entropy/full"], rel=0.02)
         assert np.isfinite(half[1]["loss"])
+
+
+def test_a_model_that_is_not_there_is_named_as_the_setting_that_names_it(tmp_path):
+    with pytest.raises(ValueError, match=r"trainer\.model = .*nowhere.*: no such directory; name a model's"):
+        load_policy(str(tmp_path / "nowhere"), torch.device("cpu"), "float32")

@@ -15,6 +15,7 @@ from keptset_settings import (
     Problem,
     RunSettings,
     TrainerSettings,
+    is_absent_directory,
     load_run,
     reachable,
 )
@@ -34,13 +35,16 @@ def prepare(argv: list[str], overwrite: bool) -> Prepared:
     """Resolves a run's arguments, chooses ports and makes its directory.
 
     Exits with code 2 and reasons if the settings are wrong, with code 0 after printing them if `--dry-run`
-    is among the arguments. Raises ValueError if a port is taken, FileExistsError if the directory is.
+    is among the arguments. Raises ValueError if a model is not there or a port is taken, FileExistsError if
+    the directory is.
     """
     run = load_run(argv)
     if run.inference.model is None:
         raise ValueError(
             "inference.model is not set: name a model's directory, or add [warm_start] to have one made"
         )
+    if absent := absent_models(run):
+        raise ValueError("\n".join(map(str, absent)))
     for note in uncalled(run):
         print(f"warning: {note}", file=sys.stderr)
     chosen = choose_ports(run)
@@ -55,6 +59,27 @@ def prepare(argv: list[str], overwrite: bool) -> Prepared:
     free = [name for name in SERVICES if getattr(run, name).port == 0]
     origin.remember(prepared.run, made, free)
     return prepared
+
+
+def absent_models(run: RunSettings) -> list[Problem]:
+    """Models that are not where a run looks for them; one that it makes itself need not be there yet."""
+    if run.warm_start is not None:
+        return []
+    engine, trainer, tokenizer = run.inference.model, run.trainer.model, run.orchestrator.tokenizer
+    why = "is no directory here; name one, or the model's hub name"
+    found = [
+        Problem((name, "model"), why, model)
+        for name, model in (("inference", engine), ("trainer", None if trainer == engine else trainer))
+        if model is not None and is_absent_directory(model)
+    ]
+    if not found and tokenizer is not None and not (Path(tokenizer) / "tokenizer.json").is_file():
+        path = ("inference", "model") if tokenizer == engine else ("orchestrator", "tokenizer")
+        why = (
+            "has no tokenizer.json here, and the orchestrator downloads none: name the directory of the "
+            "model (or its tokenizer's as orchestrator.tokenizer)"
+        )
+        found.append(Problem(path, why, tokenizer))
+    return found
 
 
 def uncalled(run: RunSettings) -> list[Problem]:

@@ -23,6 +23,7 @@ from .generators import EndpointSettings, FrozenGenerator, PolicyGenerator
 from .help import help_text, settings_help, settings_table
 from .inference import CAPTURE_WIDTH, DRAIN_SECONDS, InferenceSettings
 from .load import Examination, examine_settings, load_run, load_service, read_run
+from .models import is_absent_directory
 from .orchestrator import EvalSettings, OrchestratorSettings, TrainSettings
 from .resolve import reachable, resolve_inference, resolve_orchestrator, resolve_run, resolve_trainer
 from .rollout_sources import EvalSourceSettings, SamplingSettings, SourceSettings
@@ -89,6 +90,7 @@ __all__ = [
     "examine_settings",
     "help_text",
     "inherit",
+    "is_absent_directory",
     "is_frozen",
     "is_truncating",
     "limits",

@@ -3,7 +3,6 @@ here.
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -12,7 +11,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
-from keptset_settings import DRAIN_SECONDS, InferenceSettings
+from keptset_settings import DRAIN_SECONDS, InferenceSettings, is_absent_directory
 
 from .capture_choice import Kind
 from .errors import StartError
@@ -49,7 +48,7 @@ def engine_arguments(settings: InferenceSettings) -> AsyncEngineArgs:
     """
     if settings.model is None:
         raise StartError("inference.model is not set: name the directory (or the hub name) of a model")
-    if settings.model.startswith(("/", ".", "~")) and not Path(settings.model).is_dir():
+    if is_absent_directory(settings.model):
         raise StartError(f"inference.model = {settings.model!r}: no such directory")
     known = [field.name for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")]
     for name, value in settings.vllm.items():

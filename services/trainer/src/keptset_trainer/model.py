@@ -9,6 +9,8 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from keptset_settings import is_absent_directory
+
 from .attention import VARLEN, borders_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -115,8 +117,12 @@ def load_policy(directory: str, device: torch.device, dtype: str, attention: str
         attention: "sdpa", "varlen" or "auto": varlen on CUDA in half precision.
 
     Raises:
-        ValueError: an architecture that does not know the attention.
+        ValueError: no such directory, or an architecture that does not know the attention.
     """
+    if is_absent_directory(directory):
+        raise ValueError(
+            f"trainer.model = {directory!r}: no such directory; name a model's directory or its hub name"
+        )
     chosen = torch.float32 if dtype == "auto" and device.type == "cpu" else DTYPES.get(dtype, "auto")
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=chosen, attn_implementation="sdpa", use_safetensors=True
