@@ -131,14 +131,18 @@ def test_what_cannot_go_on_is_refused_with_the_reason(keptset, work):
         assert "Traceback" not in err
         return err
 
-    assert "resume takes one argument" in refused()
-    assert "resume takes one argument" in refused("runs/x", "--orchestrator.steps", 5)
+    assert "resume takes the run's directory" in refused()
+    assert "resume takes the run's directory" in refused("runs/x", "--orchestrator.seed", 5)
+    assert "--orchestrator.steps: 'many' is no whole number" in refused("runs/x", "--orchestrator.steps=many")
     assert "runs/x is not there" in refused("runs/x")
     (work / "runs" / "mine").mkdir(parents=True)
     assert "runs/mine is not the directory of a run" in refused("runs/mine")
     keptset("run", DEMO, "--orchestrator.steps", 2)
     run = work / "runs" / "reverse-text"
-    assert "runs/reverse-text is finished: 2 of 2 steps are done" in refused("runs/reverse-text")
+    assert "2 of 2 steps are done; --orchestrator.steps gives it more" in refused("runs/reverse-text")
+    assert "--orchestrator.steps 1: the run has 2; it can" in refused(
+        "runs/reverse-text", "--orchestrator.steps", 1
+    )
     moved = shutil.move(run, work / "runs" / "moved")
     (moved / "summary.json").unlink()
     assert "was runs/reverse-text when it started" in refused("runs/moved")
@@ -148,6 +152,24 @@ def test_what_cannot_go_on_is_refused_with_the_reason(keptset, work):
     assert "was made by an earlier version of keptset" in refused("runs/moved")
     # the lock is free again after each refusal
     reopen(moved, 0).__exit__()
+
+
+def test_a_run_that_is_to_have_more_steps_goes_on_and_remembers_them(keptset, work):
+    falling = ("--trainer.optimizer.schedule", "linear", "--trainer.optimizer.warmup_steps", 1)
+    keptset("run", DEMO, "--orchestrator.steps", 2, *falling)
+    run = work / "runs" / "reverse-text"
+    code, out, err = keptset("resume", run, "--orchestrator.steps", 4)
+    assert code == 0
+    assert "the learning rate falls until step 4, no longer 2" in err
+    assert "2 of 4 are done already" in out
+    assert rows(run) == [1, 2, 3, 4]
+    assert json.loads((run / "summary.json").read_text())["steps"] == 4
+    saved = tomllib.loads((run / "run.toml").read_text())
+    assert saved["orchestrator"]["steps"] == saved["trainer"]["optimizer"]["decay_steps"] == 4
+    assert "port" not in saved["inference"] or saved["inference"]["port"] == 0
+    code, _, err = keptset("resume", run)
+    assert code == 1
+    assert "4 of 4 steps are done" in err
 
 
 def test_a_run_in_progress_is_refused(keptset, work, monkeypatch):

@@ -21,6 +21,7 @@ usage: keptset COMMAND CONFIG.toml [--section.key value ...]
       --dry-run               print the resolved settings and exit
       --restarts N            start a service that died again, up to N times until the next step is finished
   keptset resume RUN          go on with a run that was stopped or killed; RUN is its directory
+      --orchestrator.steps N  give it more steps, finished or not
   keptset compare CONFIG.toml three trainings: not truncated, truncated with replay, truncated without
       --output PICTURE.png    the picture (default: docs/compare.png); numbers go beside it as .json
       --arms NAME,NAME        only these of no-truncation, replay, no-replay
@@ -76,9 +77,10 @@ def main(argv: list[str] | None = None) -> int:
 
             run(rest, _flag(rest, "--overwrite"), console)
         elif command == "resume":
+            from keptset.resolve import STEPS
             from keptset.run import resume
 
-            resume(rest, console)
+            resume(rest, _whole(STEPS, _option(rest, STEPS, "")), console)
         else:
             from keptset.compare import compare
 
@@ -117,6 +119,13 @@ def _option(arguments: list[str], name: str, default: str) -> str:
             arguments.pop(i)
             return arguments.pop(i)
     return default
+
+
+def _whole(name: str, text: str) -> int | None:
+    """The number that an option says, if it is there."""
+    if (text and not text.isascii()) or (text and not text.isdigit()):
+        raise ValueError(f"{name}: {text!r} is no whole number")
+    return int(text) if text else None
 
 
 def _fail(text: str, code: int) -> int:

@@ -118,22 +118,31 @@ LOCK_PATIENCE = 40.0
 """Seconds that the services of a `keptset` that was killed may take to end."""
 
 
-def prepare_again(argv: list[str]) -> Prepared:
+def prepare_again(argv: list[str], steps: int | None) -> Prepared:
     """The run in the directory that the arguments name, ready to go on: its lock is held.
+
+    Args:
+        argv: The directory alone.
+        steps: How many the run is to have from now on; None: as many as it had.
 
     Raises ValueError if it is no run, is finished, is in use, or cannot go on from here.
     """
     if len(argv) != 1 or argv[0].startswith("-"):
         raise ValueError(
-            "resume takes one argument, the run's directory: its settings are those of its start "
-            "(keptset resume runs/reverse-text)"
+            f"resume takes the run's directory and {STEPS}: all other settings are those of its start "
+            f"(keptset resume runs/reverse-text {STEPS} 60)"
         )
     again = directory.reopen(Path(argv[0]), LOCK_PATIENCE)
     try:
         run = origin.settings_of(again)
-        done, steps = len(MetricsTail(again.metrics).new_rows()), run.orchestrator.steps
-        if done >= steps and again.summary.exists():
-            raise ValueError(f"{relative(again.path)} is finished: {done} of {steps} steps are done")
+        if steps is not None:
+            run = with_steps(run, steps, again)
+        done = len(MetricsTail(again.metrics).new_rows())
+        if done >= run.orchestrator.steps and again.summary.exists():
+            raise ValueError(
+                f"{relative(again.path)} is finished: {done} of {run.orchestrator.steps} steps are done; "
+                f"{STEPS} gives it more"
+            )
         overrides = []
         for setting, port in choose_ports(run).items():
             overrides += [f"--{setting}", str(port)]
@@ -141,6 +150,31 @@ def prepare_again(argv: list[str]) -> Prepared:
     except BaseException:
         with again:
             raise
+
+
+STEPS = "--orchestrator.steps"
+
+
+def with_steps(run: RunSettings, steps: int, directory: directory.RunDirectory) -> RunSettings:
+    """The run with more steps than it had, which its directory remembers.
+
+    A learning rate that was to fall until the last step falls until the new one.
+
+    Raises:
+        ValueError: they are fewer.
+    """
+    had, optimizer = run.orchestrator.steps, run.trainer.optimizer
+    if steps < had:
+        raise ValueError(
+            f"{STEPS} {steps}: the run has {had}; it can be given more, and ends earlier if it is stopped"
+        )
+    changed = [STEPS, str(steps)]
+    if optimizer.schedule != "constant" and optimizer.decay_steps == had != steps:
+        changed += ["--trainer.optimizer.decay_steps", str(steps)]
+        print(f"keptset: the learning rate falls until step {steps}, no longer {had}", file=sys.stderr)
+    longer = origin.settings_of(directory, changed)
+    origin.remember(longer, directory, [name for name in SERVICES if getattr(longer, name).port == 0])
+    return longer
 
 
 def choose_ports(run: RunSettings) -> dict[str, int]:

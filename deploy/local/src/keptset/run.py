@@ -21,9 +21,9 @@ def run(argv: list[str], overwrite: bool, console: Console) -> None:
     _go(prepare(argv, overwrite), console)
 
 
-def resume(argv: list[str], console: Console) -> None:
-    """Goes on with a run that was stopped or killed, with its resolved settings; then like `run`."""
-    _go(prepare_again(argv), console)
+def resume(argv: list[str], steps: int | None, console: Console) -> None:
+    """Goes on with a run that was stopped or killed, or is to have more steps; then like `run`."""
+    _go(prepare_again(argv, steps), console)
 
 
 def _go(prepared: Prepared, console: Console) -> None:
