@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.logger import init_logger
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from keptset_guards.asgi import path_of
 
@@ -32,6 +33,10 @@ SERVICE_RESTART = 1012
 
 class Engine(Protocol):
     """What stopping needs of vLLM's engine client."""
+
+    output_handler: asyncio.Task[None] | None
+    """Hands on what the engine puts out; None: it would start with the next request."""
+    output_processor: Any
 
     async def pause_generation(self, *, mode: Any, clear_cache: bool) -> None: ...
 
@@ -104,10 +109,12 @@ def requests_end_first(engine: Engine, state: ServerState, server: Callable[[], 
         seconds = timeout or 0.0
         deadline = time.monotonic() + seconds
         asyncio.run_coroutine_threadsafe(end_requests(engine, state, seconds), loop).result()
+        asyncio.run_coroutine_threadsafe(_expect_nothing(engine), loop).result()
         # To the application an answer has ended when uvicorn has it: a large one is still on its way to a
         # slow client, and is cut off by the end of uvicorn's patience.
         # The engine goes before that, by the same deadline.
         type(engine).shutdown(engine, timeout=max(LAST_SECONDS, deadline - time.monotonic()))
+        loop.call_soon_threadsafe(engine.output_processor.propagate_error, EngineDeadError())
         server().config.timeout_graceful_shutdown = max(LAST_SECONDS, deadline - time.monotonic())
 
     vars(engine)["shutdown"] = shutdown
@@ -144,6 +151,20 @@ async def end_requests(engine: Engine, state: ServerState, seconds: float) -> No
                 await asyncio.sleep(POLL_SECONDS)
     except Exception as error:
         logger.error("%d requests could not be ended: %r", _in_work(state), error)
+
+
+async def _expect_nothing(engine: Engine) -> None:
+    """Called before the engine is told to end, so that its end is none that anybody reports.
+
+    vLLM itself first closes what its handler listens to, which the handler takes for the engine's death, and
+    then cancels it: whichever comes first to the loop. An engine that died before has been reported by then.
+    """
+    # Not left there as one that has ended: to vLLM's watchdog that is a dead engine, and it would end the
+    # server while the engine still ends.
+    handler, engine.output_handler = engine.output_handler, None
+    if handler is not None:
+        handler.cancel()
+        await asyncio.wait([handler], timeout=CUT_SECONDS)
 
 
 def _in_work(state: ServerState) -> int:

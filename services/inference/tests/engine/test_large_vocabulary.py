@@ -110,3 +110,4 @@ async def test_ctrl_c_in_a_terminal_lets_requests_end(large):
     log = large.process.log.read_text()
     assert "EngineCore: trigger received signal=SIGINT" not in log
     assert "leaked" not in log
+    assert "Traceback" not in log

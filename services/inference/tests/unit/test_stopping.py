@@ -1,14 +1,22 @@
 """A server that is asked to stop: what it has begun ends whole, nothing else begins, and all are told."""
 
 import asyncio
+import logging
 import threading
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import httpx
 import pytest
+import zmq
+import zmq.asyncio
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
+from vllm.v1.engine import async_llm
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from keptset_inference import guards
@@ -34,6 +42,9 @@ class Stopped:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.aborted = asyncio.Event()
+        self.output_handler: asyncio.Task[None] | None = None
+        self.errors: list[Exception] = []
+        self.output_processor = SimpleNamespace(propagate_error=self.errors.append)
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
         self.calls.append(f"pause {mode}")
@@ -246,3 +257,70 @@ async def test_health_and_status_say_so():
     served.state.keptset.stopping = True
     assert told(await call(served, "GET", "/health"))
     assert (await call(served, "GET", "/keptset/v1/status")).json()["stopping"] is True
+
+
+class Listening:
+    """VLLM's own client and handler of outputs, with everything but the engine's process."""
+
+    def __init__(self) -> None:
+        context, self.errors, self.processes = zmq.asyncio.Context(), [], []
+        self.outputs, receiving = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        receiving.bind("inproc://outputs")
+        self.outputs.connect("inproc://outputs")
+        client = object.__new__(AsyncMPClient)
+        manager = SimpleNamespace(shutdown=lambda timeout: self.processes.append(timeout))
+        client.resources = BackgroundResources(context, engine_manager=manager, output_socket=receiving)
+        client._finalizer = weakref.finalize(client, client.resources)
+        client.decoder, client.utility_results, client.outputs_queue = None, {}, asyncio.Queue()
+        self.engine = engine = object.__new__(AsyncLLM)
+        engine.engine_core, engine.output_handler = client, None
+        engine.output_processor = SimpleNamespace(propagate_error=self.errors.append)
+        engine.log_stats, engine.logger_manager = False, None
+        engine.renderer = SimpleNamespace(mm_processor_cache=None, shutdown=lambda: None)
+        engine._run_output_handler()
+        self.handler = engine.output_handler
+        self.reported: list[str] = []
+        self.log = logging.Handler(logging.WARNING)
+        self.log.emit = lambda record: self.reported.append(record.getMessage())
+        async_llm.logger.addHandler(self.log)
+
+
+@pytest.fixture
+async def listening():
+    there = Listening()
+    await asyncio.sleep(0)  # the handler listens
+    yield there
+    there.outputs.close(linger=0)
+    async_llm.logger.removeHandler(there.log)
+
+
+async def test_an_engine_that_ends_as_told_is_not_reported_as_dead(listening, monkeypatch):
+    """VLLM closes what its handler listens to before it cancels the handler. Here the loop is always quicker
+    than the thread that does both.
+    """
+    loop, cancel = asyncio.get_running_loop(), async_llm.cancel_task_threadsafe
+
+    async def settle() -> None:
+        resources = listening.engine.engine_core.resources
+        await until(lambda: resources.output_queue_task.done() and listening.handler.done())
+
+    def late(task: asyncio.Task) -> None:
+        asyncio.run_coroutine_threadsafe(settle(), loop).result(60)
+        cancel(task)
+
+    monkeypatch.setattr(async_llm, "cancel_task_threadsafe", late)
+    server = SimpleNamespace(config=SimpleNamespace(timeout_graceful_shutdown=5))
+    with requests_end_first(listening.engine, ServerState(facts()), lambda: server):
+        await asyncio.to_thread(listening.engine.shutdown, timeout=300)
+    assert listening.processes, "the engine was told"
+    assert listening.reported == []
+    await until(lambda: listening.errors)  # whoever still waits for the engine hears of it
+    assert isinstance(listening.errors[0], EngineDeadError)
+
+
+async def test_an_engine_that_dies_untold_is_reported(listening):
+    await listening.outputs.send(EngineCoreProc.ENGINE_CORE_DEAD)
+    await until(listening.handler.done)
+    assert listening.engine.errored, "what vLLM's launcher looks at, and then ends the server"
+    assert listening.reported == ["AsyncLLM output_handler failed."]
+    assert isinstance(listening.errors[0], EngineDeadError)

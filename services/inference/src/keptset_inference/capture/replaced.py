@@ -389,6 +389,12 @@ PIECES = (
         "nothing to end",
     ),
     Piece(
+        "vllm.v1.engine.async_llm:AsyncLLM.shutdown",
+        "called when its output handler is gone (stopping)",
+        "it closes what the handler listens to, which may report a dead engine before it is cancelled",
+        "a shutdown that cancels the handler first",
+    ),
+    Piece(
         "vllm.entrypoints.serve.utils.api_utils:with_cancellation",
         "relied on: cancels what waits for the engine when the client leaves",
         "a client that leaves must free its sequences",
