@@ -14,6 +14,7 @@ from keptset_settings import InferenceSettings, load_service
 from .capture_choice import Choice
 from .environment import prepare_environment
 from .errors import StartError
+from .interrupts import keep_interrupts
 from .orphans import watch_over_children
 
 
@@ -39,6 +40,7 @@ def run(settings: InferenceSettings) -> int:
     try:
         capture = prepare_environment(settings)
         watch_over_children()
+        keep_interrupts()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _stop_the_start)
         return asyncio.run(_serve(settings, capture))

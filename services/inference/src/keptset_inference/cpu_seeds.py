@@ -5,7 +5,6 @@ generator has not ("CPU Generator does not use offset"): the engine dies as soon
 exceed max_num_batched_tokens. Where stock vLLM lives, nothing changes.
 """
 
-import signal
 import types
 from typing import Any
 
@@ -44,7 +43,6 @@ class SeedSafeCPUWorker(CPUWorker):
     def init_device(self) -> None:
         """As vLLM's, then guard."""
         super().init_device()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which drains first
         guard_seeds(self.model_runner)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:

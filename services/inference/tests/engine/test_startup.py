@@ -1,8 +1,12 @@
-"""Where it would be biased or open, the server does not start: a line says why, no process stays.
+"""Where it would be biased or open, the server does not start: a line says why, no process stays. As little
+stays of one that is stopped while it starts.
 
 One of each kind; what else is refused, and with which words, is in the unit tests.
 """
 
+import os
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -58,4 +62,33 @@ def test_it_refuses_to_start(attempts, name):
     last = [line for line in log.splitlines() if line.strip()][-1]
     for word in REFUSED[name][2]:
         assert word in last, log
+    assert "trigger received signal=SIGINT" not in log, "only the server heeds it"
+    assert "Traceback" not in log, log
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_ctrl_c_while_it_starts_ends_it(tmp_path, tiny_versions, capture):
+    """The signal reaches the engine and its worker as well, which is there and loads the model."""
+    config = write_config(
+        tmp_path,
+        model=str(tiny_versions.base),
+        port=free_port(),
+        enable_return_sampling_mask=capture,
+        vllm=ENGINE,
+    )
+    process = Process(command(config), tmp_path / "server.log")
+    try:
+        end = time.monotonic() + START_TIMEOUT
+        while "(Worker pid=" not in process.log.read_text():
+            assert process.popen.poll() is None, process.last_lines()
+            assert time.monotonic() < end, f"no worker yet:\n{process.last_lines()}"
+            time.sleep(0.05)
+        os.killpg(process.popen.pid, signal.SIGINT)
+        assert process.wait_until_gone() == []
+    finally:
+        process.stop()
+    log = process.log.read_text()
+    assert process.popen.returncode == 128 + signal.SIGINT, log
+    assert "keptset-inference: stopped while starting" in log
+    assert "trigger received signal=SIGINT" not in log, "only the server heeds it"
     assert "Traceback" not in log, log

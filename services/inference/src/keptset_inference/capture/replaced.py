@@ -293,18 +293,6 @@ PIECES = (
         NATIVE,
     ),
     Piece(
-        "vllm.v1.executor.multiproc_executor:WorkerProc.worker_main",
-        "its handler of SIGINT is replaced by our workers: ignored",
-        "Ctrl-C in a terminal reaches every process, and only the server may decide when workers end",
-        "workers that leave SIGINT to their parent",
-    ),
-    Piece(
-        "vllm.v1.engine.core:EngineCoreProc.run_engine_core",
-        "its handler of SIGINT is replaced by our schedulers: ignored",
-        "the same, of the engine",
-        "an engine that leaves SIGINT to its parent",
-    ),
-    Piece(
         "vllm.v1.engine.input_processor:InputProcessor._validate_params",
         "relied on: calls our validate_params for every request of every route",
         "nobody but our route may mark a request",

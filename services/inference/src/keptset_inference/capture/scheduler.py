@@ -4,8 +4,6 @@ The scheduler is the place where a row of the batch becomes a request again. Fro
 vLLM's native masks do: `EngineCoreOutput.new_sampling_mask`.
 """
 
-import multiprocessing
-import signal
 from typing import Any
 
 import numpy as np
@@ -117,20 +115,9 @@ def move_columns(output: ModelRunnerOutput) -> None:
         logger.error("kept sets: %s; the request fails", problem)
 
 
-class _LeavesSignals:
-    """An engine that Ctrl-C in a terminal has reached refuses what the server still takes on, and ends beside
-    it; the server ends it when its requests have ended.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if multiprocessing.parent_process() is not None:  # in a process of the engine's own
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-class KeptScheduler(_LeavesSignals, _WithKeptSets, Scheduler):
+class KeptScheduler(_WithKeptSets, Scheduler):
     """For synchronous scheduling."""
 
 
-class KeptAsyncScheduler(_LeavesSignals, _WithKeptSets, AsyncScheduler):
+class KeptAsyncScheduler(_WithKeptSets, AsyncScheduler):
     """For asynchronous scheduling."""

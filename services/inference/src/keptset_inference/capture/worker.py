@@ -1,6 +1,5 @@
 """Our worker: installs the capture in the process that samples, right after the model runner exists."""
 
-import signal
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ class KeptsetWorker(Base):  # type: ignore[misc, valid-type]
         super().init_device()
         if not self.use_v2_model_runner:
             v1.install(self.model_runner)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which drains first
         if current_platform.is_cpu():
             guard_seeds(self.model_runner)
 
