@@ -37,6 +37,7 @@ def gpu_loop(work):
     python = work.parent / "python"
     python.write_text(PYTHON.format(fakes=work.parent / "fakes", python=sys.executable))
     python.chmod(0o755)
+    byte_tokenizer().save_pretrained(work / "model")  # all that is looked at before services start
     settings = {"LOOP_DIR": work / "loop", "MODEL": work / "model", "STEPS": 2, "ROOM_GIB": 1 << 20}
     settings |= {"PATH": f"/usr/bin:/bin:{os.environ['PATH']}"}
 

@@ -141,10 +141,12 @@ def test_weights_of_another_run_stop_the_first_start(settings):
         run(settings)
 
 
-def test_a_model_that_is_nowhere_is_named(settings):
+@pytest.mark.parametrize("name", ["no/such/model", "no-such/model"])
+def test_a_model_that_is_nowhere_is_named(settings, name):
+    """A path, and what may be a hub's name."""
     folders_of(settings)
-    with pytest.raises(OSError, match="no/such/model"):
-        run(settings.model_copy(update={"model": "no/such/model"}))
+    with pytest.raises(ValueError, match=f"trainer.model = '{name}'"):
+        run(settings.model_copy(update={"model": name}))
 
 
 def test_another_model_in_the_same_directory_stops_the_start(settings):

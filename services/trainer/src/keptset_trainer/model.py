@@ -117,16 +117,19 @@ def load_policy(directory: str, device: torch.device, dtype: str, attention: str
         attention: "sdpa", "varlen" or "auto": varlen on CUDA in half precision.
 
     Raises:
-        ValueError: no such directory, or an architecture that does not know the attention.
+        ValueError: no such model, or an architecture that does not know the attention.
     """
     if is_absent_directory(directory):
         raise ValueError(
             f"trainer.model = {directory!r}: no such directory; name a model's directory or its hub name"
         )
     chosen = torch.float32 if dtype == "auto" and device.type == "cpu" else DTYPES.get(dtype, "auto")
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=chosen, attn_implementation="sdpa", use_safetensors=True
-    ).to(device)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=chosen, attn_implementation="sdpa", use_safetensors=True
+        ).to(device)
+    except OSError as error:  # which does not always say what was looked for
+        raise ValueError(f"trainer.model = {directory!r} cannot be loaded: {error}") from error
     model.eval()  # no dropout: ratios compare with a rollout that had none
     half = model.dtype in (torch.bfloat16, torch.float16)
     if attention == "varlen" or (attention == "auto" and device.type == "cuda" and half):
