@@ -133,7 +133,10 @@ def test_what_cannot_go_on_is_refused_with_the_reason(keptset, work):
 
     assert "resume takes the run's directory" in refused()
     assert "resume takes the run's directory" in refused("runs/x", "--orchestrator.seed", 5)
-    assert "--orchestrator.steps: 'many' is no whole number" in refused("runs/x", "--orchestrator.steps=many")
+    for text in ("many", "", "-1", "2.5"):
+        assert f"--orchestrator.steps: {text!r} is no whole number" in refused(
+            "runs/x", f"--orchestrator.steps={text}"
+        )
     assert "runs/x is not there" in refused("runs/x")
     (work / "runs" / "mine").mkdir(parents=True)
     assert "runs/mine is not the directory of a run" in refused("runs/mine")

@@ -80,7 +80,9 @@ def main(argv: list[str] | None = None) -> int:
             from keptset.resolve import STEPS
             from keptset.run import resume
 
-            resume(rest, _whole(STEPS, _option(rest, STEPS, "")), console)
+            given = any(argument.partition("=")[0] == STEPS for argument in rest)
+            steps = _whole(STEPS, _option(rest, STEPS, "")) if given else None
+            resume(rest, steps, console)
         else:
             from keptset.compare import compare
 
@@ -121,11 +123,11 @@ def _option(arguments: list[str], name: str, default: str) -> str:
     return default
 
 
-def _whole(name: str, text: str) -> int | None:
-    """The number that an option says, if it is there."""
-    if (text and not text.isascii()) or (text and not text.isdigit()):
+def _whole(name: str, text: str) -> int:
+    """The number that an option says."""
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{name}: {text!r} is no whole number")
-    return int(text) if text else None
+    return int(text)
 
 
 def _fail(text: str, code: int) -> int:

@@ -208,9 +208,8 @@ class Supervisor:
 
 
 def _say(text: str) -> None:
-    with suppress(
-        OSError
-    ):  # Ctrl-C ends all of a pipeline, whoever reads this too; services still end in order
+    # Ctrl-C ends all of a pipeline, whoever reads this too; services still end in order.
+    with suppress(OSError):
         print(f"keptset: {text}", file=sys.stderr, flush=True)
 
 

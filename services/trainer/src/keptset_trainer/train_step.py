@@ -122,8 +122,7 @@ def score(
 ) -> tuple[MicroBatch, MicroBatch, KeptLogprobs]:
     """A row on the host, the same on the device, and its logprobs.
 
-    The body's work is given to the device first; packing the labels takes the host about as long as a step's
-    other launches, and by then the device is at the body.
+    The body's work is given to the device first: it is at the body while the host packs the labels.
     """
     sequences = scorer.arranged(begun.sequences).to(device)
     rows: list[MicroBatch] = []
