@@ -1,9 +1,11 @@
 """What only a GPU runs: FlashAttention, the fused optimiser, compiled blocks; skipped where there is none."""
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from keptset_trainer import attention, master_weights
 from keptset_trainer.master_weights import MasterCopies
 from keptset_trainer.model import load_policy
+from keptset_trainer.nccl_wire import NcclWire, new_unique_id, prove
 from keptset_trainer.offload import Offload
 from keptset_trainer.one_gpu import kept
 from keptset_trainer.optimizer import adamw, clip_and_step
@@ -159,6 +162,36 @@ def test_what_leaves_the_gpu_comes_back_and_the_next_step_is_the_same(tiny_direc
     assert plain == moved
     assert weight == same
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_nccl_carries_weights_in_a_group_of_one():
+    assert prove(torch.device("cuda", 0)).count(".") == 2
+
+
+def test_nccl_carries_weights_to_another_process():
+    """On two GPUs, or on one where NCCL (2.30 and newer) is told that it may."""
+    one_gpu = torch.cuda.device_count() < 2
+    if one_gpu and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+        pytest.skip("one GPU")
+    buffers = [torch.randint(256, (1 << 20,), dtype=torch.uint8, device="cuda") for _ in range(6)]
+    unique_id, until = new_unique_id(), time.monotonic() + 60
+    arguments = [unique_id.hex(), "0" if one_gpu else "1", str(len(buffers)), str(1 << 20)]
+    other = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("nccl_receiver.py"), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        give_up = lambda: "60 s" if time.monotonic() > until else None  # noqa: E731
+        wire = NcclWire(unique_id, 2, torch.device("cuda", 0), give_up)
+        for buffer in buffers:
+            wire.broadcast(buffer, give_up)
+        wire.finish(give_up)
+        got = other.communicate(timeout=60)[0].split()
+        wire.leave()
+    finally:
+        other.kill()
+    assert got == [hashlib.sha256(buffer.cpu().numpy().tobytes()).hexdigest() for buffer in buffers]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")

@@ -1,20 +1,17 @@
 """A receiver that is gone in the middle: the group is left, and the next one is of those that are there."""
 
-import ctypes
 import os
 import re
 import signal
 import threading
 import time
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from keptset_trainer import errands
-from keptset_trainer.nccl_wire import CAPSULE, abort
 from keptset_trainer.ranks import Ranks
 
 from .socket_wire import Receiver, SocketWire
@@ -62,27 +59,3 @@ def test_a_receiver_that_is_gone_in_the_middle_leaves_the_others_and_the_loop_as
     received = unpacked(sent, group["tensors"], group["bucket_bytes"])
     for name, tensor in load_file(folders.version(0) / "model.safetensors").items():
         assert torch.equal(received[name], tensor)
-
-
-def test_nccl_is_told_to_abort_what_torch_has_joined_and_torch_does_not_destroy_it_again():
-    destroyed: list[int] = []
-    destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(destroyed.append)
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    aborted: list[int] = []
-
-    class Library:
-        class ncclCommAbort:
-            argtypes: list[Any]
-
-            def __new__(cls, pointer: ctypes.c_void_p) -> int:
-                aborted.append(pointer.value or 0)
-                return 0
-
-    for after in (None, Library):
-        comm = new(4711, CAPSULE, ctypes.cast(destructor, ctypes.c_void_p))
-        if after is not None:
-            abort(comm, after)
-        del comm
-    assert len(destroyed) == 1, "only the one that was not aborted"
-    assert aborted == [4711]

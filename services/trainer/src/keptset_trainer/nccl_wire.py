@@ -1,6 +1,5 @@
-"""Rank 0 of an NCCL group whose other ranks are inference's workers; torch's own bindings, no vLLM."""
+"""Rank 0 of an NCCL group whose other ranks are inference's workers; no vLLM."""
 
-import ctypes
 import threading
 import time
 from collections import deque
@@ -8,15 +7,15 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.cuda import nccl
+
+from .nccl import Communicator, library
 
 POLL_SECONDS = 0.001
 JOIN_POLL_SECONDS = 0.05
 IN_FLIGHT = 2
 """Buffers that may be on their way; the receiver has two as well."""
 ABORT_SECONDS = 10.0
-CAPSULE = b"torch.cuda.nccl.Communicator"
-"""What torch calls the object in which it keeps an `ncclComm_t`."""
+PROOF_SECONDS = 60.0
 
 GiveUp = Callable[[], str | None]
 """Why it is of no use to wait any longer, if that is so. Asked often."""
@@ -32,7 +31,27 @@ class StuckInGroup(RuntimeError):
 
 def new_unique_id() -> bytes:
     """128 bytes that the ranks of a new group find each other by; this process must be one of them."""
-    return bytes(nccl.unique_id())
+    return library().unique_id()
+
+
+def prove(device: torch.device) -> str:
+    """NCCL's version, once a group of this process alone has been made, has carried a buffer and is left.
+
+    Raises:
+        NcclError: NCCL is not there, or refuses.
+        PeersMissing: it does not come back.
+        StuckInGroup: likewise.
+    """
+    until = time.monotonic() + PROOF_SECONDS
+
+    def give_up() -> str | None:
+        return f"waited {PROOF_SECONDS:g} s" if time.monotonic() > until else None
+
+    wire = NcclWire(new_unique_id(), 1, device, give_up)
+    wire.broadcast(torch.zeros(1024, dtype=torch.uint8, device=device), give_up)
+    wire.finish(give_up)
+    wire.leave()
+    return library().version()
 
 
 class NcclWire:
@@ -51,15 +70,15 @@ class NcclWire:
         """
         self.device, self.world_size = device, world_size
         self.stream = torch.cuda.Stream(device)
-        joined: list[object] = []
+        joined: list[Communicator] = []
         failures: list[BaseException] = []
 
         def join() -> None:
             try:
                 torch.cuda.set_device(device)
-                comm = nccl.init_rank(world_size, unique_id, 0)
+                comm = Communicator(unique_id, world_size, rank=0)
                 with torch.cuda.stream(self.stream):
-                    nccl.all_reduce([torch.zeros(1, device=device)], streams=[self.stream], comms=[comm])
+                    comm.all_reduce(torch.zeros(1, device=device), self.stream.cuda_stream)
                 self.stream.synchronize()
                 joined.append(comm)
             except BaseException as error:
@@ -88,7 +107,7 @@ class NcclWire:
         while len(self.sent) >= IN_FLIGHT:
             self._wait_for_oldest(give_up)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        nccl.broadcast([bucket], 0, streams=[self.stream], comms=[self.comm])
+        self.comm.broadcast(bucket, 0, self.stream.cuda_stream)
         event = torch.cuda.Event()
         event.record(self.stream)
         self.sent.append((event, bucket))
@@ -104,7 +123,7 @@ class NcclWire:
         Raises:
             StuckInGroup: NCCL did not let go.
         """
-        thread = threading.Thread(target=abort, args=(self.comm,), name="leave-weights-group", daemon=True)
+        thread = threading.Thread(target=self.comm.abort, name="leave-weights-group", daemon=True)
         with torch.cuda.device(self.device):
             thread.start()
         thread.join(ABORT_SECONDS)
@@ -124,21 +143,3 @@ class NcclWire:
                 )
             time.sleep(POLL_SECONDS)
         self.sent.popleft()
-
-
-def abort(comm: object, library: ctypes.CDLL | None = None) -> None:
-    """`ncclCommAbort`, for which torch has no binding: ends the collectives that wait on the device.
-
-    Args:
-        comm: torch's, of `init_rank`; of no use afterwards.
-        library: NCCL; None: the one that torch has loaded.
-    """
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    set_destructor = ctypes.pythonapi.PyCapsule_SetDestructor
-    set_destructor.restype, set_destructor.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_void_p]
-    pointer = ctypes.c_void_p(get_pointer(comm, CAPSULE))
-    set_destructor(comm, None)  # nobody may destroy it once more
-    nccl_library = library or ctypes.CDLL("libnccl.so.2")
-    nccl_library.ncclCommAbort.argtypes = [ctypes.c_void_p]
-    nccl_library.ncclCommAbort(pointer)

@@ -251,8 +251,18 @@ def weight_sender(
             f'weights.transfer = "nccl" sends from a GPU, but this trainer is on {ranks.device}; '
             'set weights.transfer = "files"'
         )
-    from .nccl_wire import NcclWire, new_unique_id
+    from .nccl_wire import NcclWire, new_unique_id, prove
 
+    def proved() -> None:
+        try:
+            version = prove(ranks.device)
+        except Exception as error:
+            raise ValueError(
+                f'weights.transfer = "nccl" is not possible here: {error}; set weights.transfer = "files"'
+            ) from error
+        log(f"weights are sent by NCCL {version}")
+
+    ranks.first_alone(proved)
     return WeightSender(
         folders, model, weights, ranks, settings.bucket_bytes, mint=new_unique_id, make_wire=NcclWire
     )
