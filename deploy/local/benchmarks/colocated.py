@@ -9,7 +9,8 @@ that was made). Further options are those of `keptset run`. `--device cpu` tries
 
 With `--inference.vllm.max_num_seqs 1` a request's answer does not depend on the others, and with
 `--trainer.deterministic true` (GPU) neither does a step on the order of its sums: both runs then come to the
-same bits, and with `--same` anything else ends it with 1.
+same bits, and with `--same` anything else ends it with 1. With `--transfer nccl` that also proves what NCCL
+carried, since the run by turns takes its weights from files (NCCL on one GPU: see weight_update.py).
 """
 
 import argparse
@@ -39,7 +40,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # and not without the services
     options, settings = parse()
     found: dict[str, Any] = {"config": options.config.name, "device": options.device, "steps": options.steps}
-    found |= {"options": settings, "trainer_gpu": options.trainer_gpu}
+    found |= {"options": settings, "trainer_gpu": options.trainer_gpu, "transfer": options.transfer}
     for arm in options.arms:
         folder = options.folder / arm
         if folder.exists():
@@ -64,6 +65,9 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--arms", nargs="+", choices=["together", "apart"], default=["together", "apart"])
     parser.add_argument("--trainer-gpu", default="1", help="of the run in which the two are apart")
+    parser.add_argument(
+        "--transfer", choices=["files", "nccl"], default="files", help="of weights, in that run"
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--same", action="store_true", help="exit with 1 if the runs differ in a bit")
     return parser.parse_known_args()
@@ -85,6 +89,7 @@ def arm_of(arm: str, options: argparse.Namespace, settings: list[str], folder: P
                 str(arm == "together").lower(),
             ),
             *("--orchestrator.steps", str(options.steps), "--trainer.device", options.device),
+            *("--weights.transfer", options.transfer if arm == "apart" else "files"),
             *(text for name, port in ports.items() for text in (f"--{name}.port", str(port))),
             *settings,
             *("--write", str(configs)),

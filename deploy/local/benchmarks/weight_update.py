@@ -3,11 +3,11 @@
     python services/inference/benchmarks/make_model.py qwen3-0.6b MODEL
     python deploy/local/benchmarks/weight_update.py MODEL --output weight_update.json [--updates 10]
 
-Needs two GPUs: inference has the first, the trainer the second (`--trainer-gpu 0`: the first too, for
-`--arms files`; NCCL refuses two ranks on one GPU). Both arms run on the same services: the
-trainer's weights are sent again and again, or published once for each update. The first update by NCCL also
-makes the group, and is said apart. `--arms files --device cpu` tries the script without a GPU. Leaves with 1
-if the median pause by NCCL is above `--bound`.
+Needs two GPUs: inference has the first, the trainer the second. `--trainer-gpu 0`: the first too, which NCCL
+refuses unless it is 2.30 or newer and NCCL_MULTI_RANK_GPU_ENABLE=1 (older ones: `--arms files`). Both arms
+run on the same services: the trainer's weights are sent again and again, or published once for each update.
+The first update by NCCL also makes the group, and is said apart. `--arms files --device cpu` tries the script
+without a GPU. Leaves with 1 if the median pause by NCCL is above `--bound`.
 """
 
 import argparse
@@ -28,6 +28,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+
+from keptset_trainer.nccl import library
 
 PATIENCE = 900.0
 SECONDS = 120.0
@@ -51,17 +53,23 @@ def main() -> None:
         }
         if "files" in options.arms:
             row["files"] = summary([by_files(inference, folder, n + 1) for n in range(options.updates)])
+            write(row, options.output)  # the other arm may fail
         if "nccl" in options.arms:
             group = answer(trainer.post("/keptset/v1/weights/group"))
             row["tensors"] = len(group["tensors"])
             row["nccl/first"] = by_nccl(inference, trainer, group)
             row["nccl"] = summary([by_nccl(inference, trainer, group) for _ in range(options.updates)])
+            row["nccl_version"] = library().version()
             row["bound"] = options.bound
+            write(row, options.output)
     print(json.dumps(row, indent=1))
-    if options.output is not None:
-        options.output.write_text(json.dumps(row, indent=1) + "\n")
     if "nccl" in row and row["nccl"]["pause_seconds"]["median"] > options.bound:
         sys.exit(f"the median pause by NCCL is above {options.bound:g} s")
+
+
+def write(row: dict[str, Any], output: Path | None) -> None:
+    if output is not None:
+        output.write_text(json.dumps(row, indent=1) + "\n")
 
 
 def parse() -> argparse.Namespace:
