@@ -1,7 +1,11 @@
-"""A run of the demo whose processes are killed by a schedule, and that is resumed when nobody is left."""
+"""A run of the demo whose processes are killed by a schedule, and that is resumed when nobody is left.
+
+KILL_OPTIONS has further options of `keptset run`: for a GPU, `--trainer.device cuda --weights.transfer nccl`.
+"""
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -64,6 +68,7 @@ class KilledRun:
             "--inference.vllm.max_num_seqs", 8, "--inference.vllm.num_gpu_blocks_override", CACHE_BLOCKS,
             "--restarts", 20, "--warm_start.directory", self.started.model,
             "--orchestrator.startup_timeout", UNTIL_HEALTHY,
+            *shlex.split(os.environ.get("KILL_OPTIONS", "")),
         )  # fmt: skip
         open_kills: list[tuple[str, float, int]] = []
         for kill in schedule:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from keptset_trainer import attention, master_weights
 from keptset_trainer.master_weights import MasterCopies
 from keptset_trainer.model import load_policy
-from keptset_trainer.nccl_wire import NcclWire, new_unique_id, prove
+from keptset_trainer.nccl_wire import NcclWire, PeersMissing, new_unique_id, prove
 from keptset_trainer.offload import Offload
 from keptset_trainer.one_gpu import kept
 from keptset_trainer.optimizer import adamw, clip_and_step
@@ -168,30 +169,78 @@ def test_nccl_carries_weights_in_a_group_of_one():
     assert prove(torch.device("cuda", 0)).count(".") == 2
 
 
+ONE_GPU = torch.cuda.device_count() < 2
+two_processes = pytest.mark.skipif(
+    ONE_GPU and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1",
+    reason="one GPU, on which NCCL (2.30 and newer) takes two processes if NCCL_MULTI_RANK_GPU_ENABLE=1",
+)
+
+
+def receiver(unique_id: bytes, buffers: int, size: int, *more: str) -> "subprocess.Popen[str]":
+    script = Path(__file__).with_name("nccl_receiver.py")
+    arguments = [unique_id.hex(), "0" if ONE_GPU else "1", str(buffers), str(size), *more]
+    return subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def within(seconds: float) -> Callable[[], str | None]:
+    until = time.monotonic() + seconds
+    return lambda: f"waited {seconds:g} s" if time.monotonic() > until else None
+
+
+@two_processes
 def test_nccl_carries_weights_to_another_process():
-    """On two GPUs, or on one where NCCL (2.30 and newer) is told that it may."""
-    one_gpu = torch.cuda.device_count() < 2
-    if one_gpu and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
-        pytest.skip("one GPU")
     buffers = [torch.randint(256, (1 << 20,), dtype=torch.uint8, device="cuda") for _ in range(6)]
-    unique_id, until = new_unique_id(), time.monotonic() + 60
-    arguments = [unique_id.hex(), "0" if one_gpu else "1", str(len(buffers)), str(1 << 20)]
-    other = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("nccl_receiver.py"), *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    unique_id = new_unique_id()
+    other = receiver(unique_id, len(buffers), 1 << 20)
     try:
-        give_up = lambda: "60 s" if time.monotonic() > until else None  # noqa: E731
-        wire = NcclWire(unique_id, 2, torch.device("cuda", 0), give_up)
+        wire = NcclWire(unique_id, 2, torch.device("cuda", 0), within(60))
         for buffer in buffers:
-            wire.broadcast(buffer, give_up)
-        wire.finish(give_up)
+            wire.broadcast(buffer, within(60))
+        wire.finish(within(60))
         got = other.communicate(timeout=60)[0].split()
         wire.leave()
     finally:
         other.kill()
     assert got == [hashlib.sha256(buffer.cpu().numpy().tobytes()).hexdigest() for buffer in buffers]
+
+
+@two_processes
+@pytest.mark.parametrize("gone", ["it hangs", "it is killed"])
+def test_nccl_lets_go_of_a_receiver_that_is_gone_in_the_middle(gone):
+    """Buffers larger than what NCCL holds on the way: small ones are sent whether or not anybody takes them."""
+    size, unique_id = 256 << 20, new_unique_id()
+    other = receiver(unique_id, 2, size, "hang")
+    try:
+        wire = NcclWire(unique_id, 2, torch.device("cuda", 0), within(60))
+        buffers = [torch.ones(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        for buffer in buffers:
+            wire.broadcast(buffer, within(60))
+        assert other.stdout is not None
+        assert len({other.stdout.readline() for _ in buffers}) == 1, "both have come"
+        if gone == "it is killed":
+            other.kill()
+            other.wait()
+        for buffer in buffers:  # on their way
+            wire.broadcast(buffer, within(60))
+        with pytest.raises(PeersMissing, match=r"not all of 1 .* have taken what was sent: waited 3 s"):
+            wire.finish(within(3))
+        wire.leave()
+    finally:
+        other.kill()
+    assert float(torch.ones(1 << 20, device="cuda").sum()) == 1 << 20, "the device does what it is told"
+    assert prove(torch.device("cuda", 0)), "and the next group is made"
+
+
+@two_processes
+def test_nccl_says_who_did_not_come():
+    """Who waits in a group that is not formed cannot be called off: in a process of its own."""
+    script = (
+        "import os, torch; from keptset_trainer.nccl_wire import NcclWire, PeersMissing, new_unique_id\n"
+        "try: NcclWire(new_unique_id(), 2, torch.device('cuda', 0), iter([None] * 40 + ['2 s']).__next__)\n"
+        "except PeersMissing as error: print(error, flush=True); os._exit(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "not all of 1 inference worker(s) have joined" in done.stdout, done.stderr[-2000:]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
