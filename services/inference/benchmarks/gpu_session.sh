@@ -5,7 +5,7 @@
 #
 #   models    (2 minutes)  MODELS_FOLDER/{tiny,qwen3-0.6b,smollm2}
 #   check     (4 minutes)  sets of both captures, packed ones too, wide sets, drafts, preemptions, a float32 head;
-#                          two GPUs: tensor parallel
+#                          two GPUs, or one and NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer: tensor parallel
 #   measure   (8 minutes)  what the cut costs, engines offline, servers; two GPUs: engines on one, servers on the other
 #   stock     (5 minutes)  servers beside stock vLLM with logprobs=512 and with its defaults; 32 requests of 16 tokens, as
 #                          256 of 64 took the one with logprobs=512 150 s
@@ -48,6 +48,13 @@ drafts='{"enforce_eager": true, "speculative_config": {"method": "draft_model", 
 # 36 requests of 80 to 112 tokens want some 200 blocks of 16; one of max_model_len alone wants 32
 crowded='{"enforce_eager": true, "num_gpu_blocks_override": 96}'
 
+# vLLM refuses a GPU that is named twice, and takes one that has two names
+once() { nvidia-smi -i 0 --query-gpu=uuid --format=csv,noheader; }
+parallel='{"disable_custom_all_reduce": true}' both=0,1
+if [ "$gpus" = 1 ]; then
+  parallel='{"disable_custom_all_reduce": true, "distributed_executor_backend": "mp", "device_ids": ["0", "'$(once)'"]}' both=0
+fi
+
 engines() { # GPU, deadline in seconds before the end
   go capture-kernel "$1" capture_kernel.py --output "$out/capture-kernel.json"
   go offline "$1" offline.py --model "$models/qwen3-0.6b" --arms "off V1,capture v1,off V2,capture native" \
@@ -71,8 +78,13 @@ case $part in
     go preempted $second exactness.py --model "$models/tiny" --tokens 4000 --length 64 --at-once 36 --preempted \
       --budget-seconds 40 --engine "$crowded" --output "$out/exactness-preempted.json" &
     go head $second head.py --model "$models/smollm2" --engine '{"enforce_eager": true}' --output "$out/head.json" &
-    [ $second = 0 ] || go tensor-parallel 0,1 tensor_parallel.py --model "$models/qwen3-0.6b" \
-      --engine '{"disable_custom_all_reduce": true}' --output "$out/tensor-parallel.json" &
+    if [ $second = 1 ] || [ "${NCCL_MULTI_RANK_GPU_ENABLE:-0}" = 1 ]; then
+      # products of float32 in Triton are TF32 otherwise, which two ranks round in other places
+      TRITON_F32_DEFAULT=ieee go tensor-parallel $both tensor_parallel.py --model "$models/qwen3-0.6b" --engine "$parallel" \
+        --output "$out/tensor-parallel.json" &
+      go exactness-parallel $both exactness.py --model "$models/tiny" --tokens 4000 --length 64 --at-once 36 --budget-seconds 60 \
+        --engine "${parallel%?}, \"tensor_parallel_size\": 2, \"enforce_eager\": true}" --output "$out/exactness-parallel.json" &
+    fi
     go exactness 0 exactness.py --model "$models/smollm2" --budget-seconds "$(left 30)" --engine "$few" --output "$out/exactness.json" &
     wait ;;
   measure)
