@@ -207,7 +207,7 @@ def test_nccl_carries_weights_to_another_process():
 @two_processes
 @pytest.mark.parametrize("gone", ["it hangs", "it is killed"])
 def test_nccl_lets_go_of_a_receiver_that_is_gone_in_the_middle(gone):
-    """Buffers larger than what NCCL holds on the way: small ones are sent whether or not anybody takes them."""
+    """Buffers larger than what NCCL holds on the way, which are not sent unless somebody takes them."""
     size, unique_id = 256 << 20, new_unique_id()
     other = receiver(unique_id, 2, size, "hang")
     try:
