@@ -16,6 +16,10 @@ DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # vLLM's V2 runner samples by FlashInfer wherever no request of a step asks for logprobs, and asks nobody
+    # whether it can: FlashInfer compiles that kernel at the first such request, for minutes, with an nvcc and
+    # a C++ compiler that neither our images nor `make setup` have, and without them the engine dies.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
     # Only the CPU build reads these: GiB of the KV cache, and threads that share the cores with everybody
     # else.
     "VLLM_CPU_KVCACHE_SPACE": "1",

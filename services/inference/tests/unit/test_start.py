@@ -2,9 +2,11 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.sample.ops import topk_topp_sampler
 
 from keptset_inference.arguments import engine_arguments
 from keptset_inference.environment import DEFAULTS, prepare_environment
@@ -134,6 +136,19 @@ def test_what_is_set_stays_and_the_rest_gets_defaults(tmp_path):
     environment = {}
     prepare_environment(settings(False, model="somebody/model"), environment)
     assert not {"VLLM_USE_V2_MODEL_RUNNER", "HF_HUB_OFFLINE"} & set(environment)
+
+
+@pytest.mark.parametrize(("given", "answer"), [({}, "0"), ({"VLLM_USE_FLASHINFER_SAMPLER": "1"}, "1")])
+def test_no_request_has_the_engine_compile_a_sampler_unless_somebody_wants_that(monkeypatch, given, answer):
+    prepare_environment(settings(), environment := dict(given))
+    assert environment["VLLM_USE_FLASHINFER_SAMPLER"] == answer
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", answer)
+    monkeypatch.setattr(topk_topp_sampler, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+    if answer == "0":
+        assert not topk_topp_sampler.flashinfer_sampler_supported()
+    else:  # goes on to FlashInfer, if that is there, and to the GPU
+        with pytest.raises((ImportError, AttributeError)):
+            topk_topp_sampler.flashinfer_sampler_supported()
 
 
 def test_the_settings_know_the_engine_arguments_of_this_vllm():

@@ -181,6 +181,12 @@ PIECES = (
         "that switch is for every request of the engine",
         PER_REQUEST,
     ),
+    Piece(
+        "vllm.v1.sample.ops.topk_topp_sampler:flashinfer_sampler_supported",
+        "relied on: VLLM_USE_FLASHINFER_SAMPLER=0 (environment) leaves FlashInfer's sampler out",
+        "it is compiled at the first request that takes it, and the engine dies where that is impossible",
+        "an answer that looks for nvcc, as has_flashinfer does",
+    ),
     # How the sets reach the request.
     Piece(
         "vllm.v1.outputs:LogprobsTensors.to_cpu_nonblocking",
