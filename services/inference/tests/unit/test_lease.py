@@ -1,5 +1,7 @@
 """Workers that wait for a trainer go on when their server says so, is gone, or the time is up."""
 
+import os
+import resource
 import subprocess
 import sys
 import threading
@@ -70,6 +72,30 @@ def test_a_server_that_is_killed_calls_them_off_too():
 def test_time_is_up_with_or_without_a_lease(lease):
     kept = Lease()
     assert "waiting for the trainer: that was all of 0.1 s" in Waiting().under(lease or kept.name, 0.1)
+
+
+@pytest.fixture
+def many_open_files():
+    """As in a worker of many GPUs: every descriptor from here on is beyond what `select` can look at."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < 2048 else max(soft, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    while opened[-1] < 1024:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+    yield
+    for descriptor in opened:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_open_files")
+def test_a_worker_with_many_open_files_is_watched_all_the_same():
+    lease = Lease()
+    assert "that was all of 0.1 s" in Waiting().under(lease.name, 0.1)
+    threading.Timer(0.2, lease.end).start()
+    assert "it was called off" in Waiting().under(lease.name)
+    with Watched("none", 60, "the trainer", pytest.fail, grace=5):
+        pass
 
 
 def test_work_that_does_not_return_takes_its_process_with_it():

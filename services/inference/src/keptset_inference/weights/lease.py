@@ -78,16 +78,27 @@ class Watched:
     def _watch(self) -> None:
         began = time.monotonic()
         ends = [self._over] + ([] if self._lease.fileno() < 0 else [self._lease.fileno()])
-        ended, _, _ = select.select(ends, [], [], self.seconds)
+        ended = _first_of(ends, self.seconds)
         if self._over in ended:
             return
         took = time.monotonic() - began
         reason = "it was called off" if ended else f"that was all of {self.seconds:g} s"
         self.why = f"gave up after {took:.1f} s of waiting for {self.waiting_for}: {reason}"
         self.call_off()
-        if not select.select([self._over], [], [], self.grace)[0]:
+        if not _first_of([self._over], self.grace):
             print(f"{self.why}; nothing ends that but this process", flush=True)
             os._exit(70)
+
+
+def _first_of(ends: list[int], seconds: float) -> set[int]:
+    """Which of these descriptors have come to their end first; none within `seconds`.
+
+    Not `select.select`, which refuses descriptors from 1024 on; a worker of many GPUs has more.
+    """
+    poll = select.poll()
+    for end in ends:
+        poll.register(end, select.POLLIN)
+    return {end for end, _ in poll.poll(seconds * 1000)}
 
 
 __all__ = ["CalledOff", "Lease", "Watched"]
