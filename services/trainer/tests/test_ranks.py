@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 from kept_tokens import KeptTokens
 from kept_tokens.messages import TrainingBatch
 from keptset_trainer import checkpoint
+from keptset_trainer import ranks as ranks_module
 from keptset_trainer.full_scores import FullScores
 from keptset_trainer.model import Policy, load_policy
 from keptset_trainer.optimizer import adamw
@@ -160,6 +162,51 @@ def test_what_is_too_small_for_all_ranks_keeps_its_moments(tiny_directory, make_
     assert before["step"] == 1
     assert any(before["exp_avg"])
     assert after == before
+
+
+class Listening(Ranks):
+    """A rank that leaves a file when it has heard three times that the first one is busy."""
+
+    folder: Path
+    words = 0
+
+    def from_first(self, number: int) -> int:
+        word = super().from_first(number)
+        if word == ranks_module.BUSY:
+            type(self).words += 1
+            if self.words == 3:
+                (self.folder / "heard").touch()
+        return word
+
+
+def first_is_long_at_it(ranks: Ranks, folder: Path) -> list[str]:
+    """What becomes of two pieces of work, of which the first ends when others have heard of it."""
+    Listening.folder, ranks_module.SECONDS_BETWEEN_WORDS = folder, 0.01
+    done: list[str] = []
+
+    def writes() -> None:
+        while not (folder / "heard").exists():
+            time.sleep(0.01)
+        done.append("written")
+
+    def fails() -> None:
+        raise OSError("the disk is full")
+
+    listening = ranks if ranks.is_first else Listening(**vars(ranks))
+    listening.first_alone(writes)
+    assert ranks.gathered(ranks.rank) == [0, 1], "all are where they should be"
+    try:
+        listening.first_alone(fails)
+    except (OSError, RuntimeError) as error:
+        done.append(str(error))
+    return done
+
+
+def test_the_first_rank_gives_signs_of_life_while_it_works_alone(tmp_path):
+    """A checkpoint on a slow disk takes longer than a rank waits for one that is silent."""
+    first, second = on_ranks(2, first_is_long_at_it, tmp_path, tmp_path)
+    assert first == ["written", "the disk is full"]
+    assert second == ["rank 1: rank 0 failed; its log says why"]
 
 
 def moments_of_one_row(ranks: Ranks, directory: Path, sharding: str, batch: Any, path: Path) -> Any:

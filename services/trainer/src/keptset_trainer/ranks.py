@@ -1,7 +1,9 @@
 """The processes that train together, one a device: who they are, and the few words they exchange."""
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,6 +15,9 @@ from torch import Tensor
 T = TypeVar("T")
 PATIENCE = timedelta(minutes=10)
 """How long a rank waits for another one inside a step, before it ends with an error."""
+SECONDS_BETWEEN_WORDS = 30.0
+"""Of the first rank while it works alone, so that the others do not take it for one that is gone."""
+BUSY = 2
 
 
 @dataclass(frozen=True)
@@ -52,22 +57,47 @@ class Ranks:
         return values
 
     def first_alone(self, work: Callable[[], None]) -> None:
-        """`work` on the first rank; the others wait until it is done.
+        """`work` on the first rank; the others wait until it is done, however long a disk takes.
 
         Raises:
             RuntimeError: on the others, if the first one failed.
         """
+        if self.group is None:
+            work()
+            return
         error: BaseException | None = None
         if self.is_first:
-            try:
-                work()
-            except BaseException as raised:
-                error = raised
-        failed = self.from_first(int(error is not None))
+            with self._busy():
+                try:
+                    work()
+                except BaseException as raised:
+                    error = raised
+        while (answer := self.from_first(int(error is not None))) == BUSY:
+            pass
         if error is not None:
             raise error
-        if failed:
+        if answer:
             raise RuntimeError(f"rank {self.rank}: rank 0 failed; its log says why")
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """A while in which the first rank says that it is, and says nothing else to the others."""
+        over = threading.Event()
+
+        def say() -> None:
+            while not over.wait(SECONDS_BETWEEN_WORDS):
+                try:
+                    self.from_first(BUSY)
+                except RuntimeError:  # others are gone, as the first rank's own next word will find
+                    return
+
+        thread = threading.Thread(target=say, name="busy", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def found_by_first(self, look: Callable[[], T]) -> T:
         """What the first rank finds, on all of them: on a shared file system another node may see a directory
