@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,13 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from keptset_trainer import errands, train, weights
+from keptset_trainer import errands, train, weight_sender, weights
 from keptset_trainer.app import build_app
 from keptset_trainer.buckets import buckets
 from keptset_trainer.folders import Folders
 from keptset_trainer.nccl_wire import GiveUp, PeersMissing, StuckInGroup
 from keptset_trainer.prepare import Sharding
-from keptset_trainer.ranks import Ranks
+from keptset_trainer.ranks import PATIENCE, Ranks
 from keptset_trainer.spool import Spool
 from keptset_trainer.weight_sender import TransferBroken, WeightSender
 
@@ -237,6 +238,21 @@ def test_shards_of_two_ranks_are_sent_whole_by_the_first_also_after_it_broke_off
     received = unpacked([torch.from_numpy(one) for one in sent], group["tensors"], group["bucket_bytes"])
     for name, tensor in load_file(folders.version(0) / "model.safetensors").items():
         assert torch.equal(received[name], tensor)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_receivers_are_waited_for_as_long_as_other_ranks_wait_for_the_first_one(folders, monkeypatch, size):
+    """weights_timeout may be longer than the patience of ranks, and is as long as that by default."""
+    now = [1000.0]
+    monkeypatch.setattr(weight_sender, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ranks, none = Ranks(torch.device("cpu"), size=size), None
+    sender = WeightSender(folders, none, none, ranks, 4096, mint=bytes, make_wire=none)
+    errand = {"name": "it", "seconds": 3600.0}
+    folders.errand.write_text(json.dumps(errand))
+    give_up = sender._give_up(errand, now[0])
+    assert give_up() is None
+    now[0] += PATIENCE.total_seconds() - 30  # in which a group is left
+    assert give_up() == (None if size == 1 else "waited 540.0 s")
 
 
 def test_what_cannot_be_sent_is_said_and_training_goes_on(folders, tiny_directory):

@@ -16,11 +16,13 @@ from .checkpoint import published
 from .folders import Folders, numbered
 from .master_weights import MasterWeights
 from .nccl_wire import GiveUp
-from .ranks import Ranks
+from .ranks import PATIENCE, Ranks
 
 TOLD_TO_START_AGAIN = "the weights that were on their way cannot be called back: start the trainer again"
 LOOK_SECONDS = 0.05
 """Between two looks whether somebody still waits for what is sent."""
+SHARE_OF_PATIENCE = 0.9
+"""Of what other ranks wait for the first one: the most that it waits for receivers."""
 
 
 class TransferBroken(RuntimeError):
@@ -157,13 +159,15 @@ class WeightSender:
         errands.answer(self.folders, errand, version=version, bytes=sent, seconds=time.monotonic() - began)
 
     def _give_up(self, errand: dict[str, Any], began: float) -> GiveUp:
-        look_at = began
+        look_at, seconds = began, errand["seconds"]
+        if self.ranks.size > 1:  # they wait for the first rank meanwhile, in a collective
+            seconds = min(seconds, SHARE_OF_PATIENCE * PATIENCE.total_seconds())
 
         def give_up() -> str | None:
             nonlocal look_at
             now = time.monotonic()
-            if now > began + errand["seconds"]:
-                return f"waited {errand['seconds']:.1f} s"
+            if now > began + seconds:
+                return f"waited {seconds:.1f} s"
             if now >= look_at:
                 look_at = now + LOOK_SECONDS
                 if errands.withdrawn(self.folders, errand):
