@@ -27,6 +27,9 @@ from .fake_trainer import FakeTrainer
 from .played_group import Group
 from .served import Served
 
+LONGEST_TAKEN = 3600.0
+"""By trainers (`SendRequest.seconds`) and servers (`Transfer.seconds`)."""
+
 
 class PlayedTrainer(Served):
     def __init__(self, group: Group) -> None:
@@ -51,6 +54,7 @@ class PlayedTrainer(Served):
         @app.post("/keptset/v1/weights/{version}/send")
         async def send(version: int, request: Request) -> JSONResponse:
             body = await request.json()
+            assert body["seconds"] <= LONGEST_TAKEN
             if version != self.version:
                 return refusal(409, f"version {version} is not what the loop holds", "other_version")
             self.sending = version
@@ -77,6 +81,7 @@ class PlayedServer(Served):
             if "transfer" not in body:
                 return JSONResponse({"version": body["version"], "seconds": 1.0, "pause_seconds": 0.25})
             transfer = body["transfer"]
+            assert transfer["seconds"] <= LONGEST_TAKEN
             if self.hangs:
                 await asyncio.sleep(60)
             first = transfer["rank_offset"]
@@ -128,6 +133,13 @@ async def test_all_ranks_meet_and_the_group_is_used_again(played, peers):
     assert (first["rank_offset"], second["rank_offset"], first["world_size"]) == (1, 2, 4)
     assert first["tensors"] == [["w", "float32", [2]]]
     assert [server.pause_seconds for server in known] == [0.125, 0.125]
+
+
+async def test_who_may_take_longer_than_a_transfer_can_last_is_asked_for_that(played, peers):
+    """weights_timeout is for loads from files, for falling asleep and waking too, and has no upper bound."""
+    (_, servers), (peer, known) = played, peers
+    await WeightTransfer(peer, 2 * LONGEST_TAKEN).update(3, known)
+    assert [one["version"] for one in servers[0].received] == [3]
 
 
 async def test_a_new_group_when_somebody_was_started_again(played, peers):

@@ -12,6 +12,8 @@ from .trainer import Trainer, WeightsGroup
 POLL_SECONDS = 0.02
 GRACE = 2.0
 """Seconds that the others get to say what they know of, once somebody has failed."""
+LONGEST = 3600.0
+"""Seconds; the most that trainer and servers take for one transfer, whatever weights_timeout is."""
 
 
 class WeightTransfer:
@@ -19,11 +21,11 @@ class WeightTransfer:
 
     Args:
         trainer: Rank 0.
-        seconds: For one update, all in all.
+        seconds: For one update, all in all; no more than LONGEST.
     """
 
     def __init__(self, trainer: Trainer, seconds: float) -> None:
-        self._trainer, self._seconds = trainer, seconds
+        self._trainer, self._seconds = trainer, min(seconds, LONGEST)
         self._group: WeightsGroup | None = None
         self._members: list[tuple[str, int, int]] = []
 
