@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kept_loss import KeptSet, dense_kept_logprobs, kept_logprobs
 
@@ -118,6 +119,37 @@ def test_a_caller_who_knows_how_many_sets_are_empty_gets_the_same_bits(
         assert (one is None) == (other is None), name
         if one is not None and other is not None:
             assert torch.equal(one.nan_to_num(-7), other.nan_to_num(-7)), name
+
+
+class Questions(TorchDispatchMode):
+    """Remembers operators whose result's shape only the device knows: the host waits for these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        name = str(operator)
+        indices = args[1] if name.startswith("aten.index") and isinstance(args[1], list | tuple) else ()
+        by_mask = any(isinstance(one, Tensor) and one.dtype == torch.bool for one in indices)
+        if by_mask or "nonzero" in name or "masked_select" in name or "_local_scalar" in name:
+            self.asked.append(name)
+        return operator(*args, **(options or {}))
+
+
+@pytest.mark.parametrize("entropy", ["full", None])
+@pytest.mark.parametrize(("widths", "asks"), [([1, 2, 5], False), ([0, 0], False), ([0, 2], True)])
+def test_the_device_is_asked_nothing_where_all_positions_are_alike(
+    new_problem: Maker, device: str, widths: list[int], asks: bool, entropy: Any
+) -> None:
+    """Wherever the caller knows how many sets are empty: a wait costs what the host could have launched."""
+    arguments = leaves(with_widths(new_problem(2, len(widths)), widths, 50), torch.float32, device)
+    with Questions() as questions:
+        out = kept_logprobs(
+            *arguments, backend="triton", entropy=entropy, full_logprobs=True, num_unmasked=widths.count(0)
+        )
+        out.logprobs.sum().backward()
+    assert bool(questions.asked) == asks, questions.asked
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -49,8 +49,9 @@ def kept_logprobs(
             share of positions, evenly spaced, NaN elsewhere; None = not at all.
         full_logprobs: also the label's logprob over the whole vocabulary, at every position.
         num_unmasked: how many positions have an empty set, from a caller who has checked all values already
-            (as :func:`kept_loss.validation.check_values` does, on the host, say). The device is then not
-            asked about them, and on CUDA the host does not wait for it. None: checked and counted here.
+            (as :func:`kept_loss.validation.check_values` does, on the host, say). With Triton the host then
+            does not wait for the device, unless the whole vocabulary is for some positions only: some sets
+            are empty and others not, or a share of the entropy. None: checked and counted here.
         backend: ``"torch"`` (any device, any type) or ``"triton"`` (CUDA; hidden and weight of one type,
             bfloat16, float16 or float32); ``"auto"`` takes Triton where it can.
 

@@ -120,9 +120,10 @@ class _KeptLogprobs(torch.autograd.Function):
                 free = unmasked[at]
                 logprobs[at] = torch.where(free, label_logprob, logprobs[at])
                 entropy_kept[at] = torch.where(free, sums.entropy(), entropy_kept[at])
-                alone = at[free]  # [U]
-                logsumexp = sums.logsumexp()[free]
                 rest[at] = torch.where(free, sums.label_rest(), rest[at])
+                alone, logsumexp = at, sums.logsumexp()  # [U]
+                if num_unmasked < num:  # else known without asking the device
+                    alone, logsumexp = alone[free], logsumexp[free]
 
             def diagnosis(values: Tensor, where: Tensor) -> Tensor:
                 scattered = values.new_full((num,), torch.nan).index_copy_(0, at, values)
