@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from transformers import AutoModelForCausalLM
 
 from kept_tokens.messages import TrainingBatch
 from keptset_trainer.attention import VARLEN
@@ -101,6 +102,15 @@ def test_half_precision_is_close_and_rows_add_up(tiny_directory, make_batch):
         assert half[1]["grad_norm"] == pytest.approx(plain["grad_norm"], rel=0.05)
         assert half[1]["entropy/full"] == pytest.approx(plain["entropy/full"], rel=0.02)
         assert np.isfinite(half[1]["loss"])
+
+
+def test_a_model_in_float16_is_refused_where_it_would_be_trained_as_it_is_stored(tiny_directory, tmp_path):
+    """1e5 loss tokens, and a fifth of its gradient is rounding; 1e6, and most of it is."""
+    AutoModelForCausalLM.from_pretrained(tiny_directory, dtype=torch.float16).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r'trainer\.dtype = "auto": .* float16, .* set trainer\.dtype = "bf'):
+        load_policy(str(tmp_path), torch.device("cuda"), "auto")
+    for device, dtype in (("cpu", "auto"), ("cpu", "bfloat16")):
+        assert load_policy(str(tmp_path), torch.device(device), dtype).head.dtype != torch.float16
 
 
 def test_a_model_that_is_not_there_is_named_as_the_setting_that_names_it(tmp_path):

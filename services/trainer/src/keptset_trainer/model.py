@@ -117,7 +117,7 @@ def load_policy(directory: str, device: torch.device, dtype: str, attention: str
         attention: "sdpa", "varlen" or "auto": varlen on CUDA in half precision.
 
     Raises:
-        ValueError: no such model, or an architecture that does not know the attention.
+        ValueError: no such model, one in float16, or an architecture that does not know the attention.
     """
     if is_absent_directory(directory):
         raise ValueError(
@@ -127,9 +127,15 @@ def load_policy(directory: str, device: torch.device, dtype: str, attention: str
     try:
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=chosen, attn_implementation="sdpa", use_safetensors=True
-        ).to(device)
+        )
     except OSError as error:  # which does not always say what was looked for
         raise ValueError(f"trainer.model = {directory!r} cannot be loaded: {error}") from error
+    if model.dtype == torch.float16:
+        raise ValueError(
+            f'trainer.dtype = "{dtype}": {directory} is stored in float16, in which the gradients of large '
+            'batches vanish (the loss is not scaled); set trainer.dtype = "bfloat16" or "float32"'
+        )
+    model.to(device)
     model.eval()  # no dropout: ratios compare with a rollout that had none
     half = model.dtype in (torch.bfloat16, torch.float16)
     if attention == "varlen" or (attention == "auto" and device.type == "cuda" and half):
