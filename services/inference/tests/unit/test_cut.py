@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from keptset_inference.capture import cut
-from keptset_inference.capture.cut import NO_SET, PAD, cut_on_device, cut_on_host, cut_rows
+from keptset_inference.capture.cut import (
+    NO_SET,
+    PAD,
+    WIDTH,
+    chunk_of,
+    cut_on_device,
+    cut_on_host,
+    cut_rows,
+)
 
 Cut = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
 
@@ -127,6 +135,17 @@ def test_a_row_is_left_with_exactly_its_set(vocabulary, levels, masked, p, seed)
 def test_the_kernel_does_the_same(vocabulary, levels, masked, p, k, seed):
     logits = drawn(2, vocabulary, levels, masked, seed)
     check(by_kernel, logits, [0, min(k, vocabulary)], [1.0, p], limit=vocabulary - vocabulary // 9)
+
+
+@needs_kernel
+@pytest.mark.parametrize("vocabulary", [8192, 32000, 32064, 33000, 50257, 65536, 151936])
+def test_no_vocabulary_has_more_candidates_than_there_is_room_for(vocabulary):
+    """The widest set of a row without ties: what is above the 512th of the chunks' largest values."""
+    kernels = import_module("keptset_inference.capture.cut_kernel")
+    chunk = chunk_of(vocabulary, kernels.CHUNK)
+    values = np.random.default_rng(0).normal(size=vocabulary)
+    largest = np.pad(values, (0, -vocabulary % chunk), constant_values=-np.inf).reshape(-1, chunk).max(1)
+    assert (values >= np.sort(largest)[-WIDTH]).sum() < kernels.CANDIDATES
 
 
 @BOTH

@@ -54,13 +54,14 @@ def cut_on_device(logits: Tensor, top_k: Tensor, top_p: Tensor, limit: int, widt
     assert logits.stride(1) == 1
     rows, vocabulary = logits.shape
     limit = min(limit, vocabulary)
-    chunks = max(WIDTH, 1 << (-(-limit // kernels.CHUNK) - 1).bit_length())
+    chunk = chunk_of(limit, kernels.CHUNK)
+    chunks = max(WIDTH, 1 << (-(-limit // chunk) - 1).bit_length())
     columns = torch.empty((rows, 1 + width), dtype=torch.int32, device=logits.device)
     size = 2 * (chunks + kernels.CANDIDATES + WIDTH)
     scratch = torch.empty((rows, size), dtype=torch.int32, device=logits.device)
     row, set_, work = logits.stride(0), columns.stride(0), scratch.stride(0)
     kernels.read_kernel[rows, -(-limit // kernels.READ)](
-        logits, row, top_k, scratch, work, vocabulary, limit, CHUNK=kernels.CHUNK, READ=kernels.READ
+        logits, row, top_k, scratch, work, vocabulary, limit, CHUNK=chunk, READ=kernels.READ
     )
     kernels.choose_kernel[rows,](
         logits,
@@ -75,7 +76,7 @@ def cut_on_device(logits: Tensor, top_k: Tensor, top_p: Tensor, limit: int, widt
         width,
         CHUNKS=chunks,
         WIDTH=WIDTH,
-        CHUNK=kernels.CHUNK,
+        CHUNK=chunk,
         WORK=kernels.WORK,
         CANDIDATES=kernels.CANDIDATES,
         num_warps=kernels.WARPS,
@@ -84,6 +85,21 @@ def cut_on_device(logits: Tensor, top_k: Tensor, top_p: Tensor, limit: int, widt
         logits, row, columns, set_, scratch, work, vocabulary, WIDTH=WIDTH, READ=kernels.READ
     )
     return columns
+
+
+SMALLEST_CHUNK = 8
+
+
+def chunk_of(limit: int, largest: int) -> int:
+    """Ids of a chunk: `largest`, or fewer for a small vocabulary.
+
+    With no more chunks than a set may have ids every chunk would be read again, and hold more candidates than
+    there is room for: then the whole row is searched.
+    """
+    chunk = largest
+    while chunk > SMALLEST_CHUNK and limit < 2 * WIDTH * chunk:
+        chunk //= 2
+    return chunk
 
 
 def cut_on_host(logits: Tensor, top_k: Tensor, top_p: Tensor, limit: int, width: int) -> Tensor:

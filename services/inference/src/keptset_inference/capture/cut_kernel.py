@@ -12,12 +12,13 @@ import triton
 import triton.language as tl
 
 CHUNK = 64
+"""Ids, at most: see `cut.chunk_of`."""
 READ = 8192
 """Values that a program reads or writes at once."""
 WORK = 2048
 """Values that it works on at once."""
 CANDIDATES = 2048
-"""Room for what reaches the bound. Where that many values are tied the whole row is searched: slow, exact."""
+"""Room for what reaches the bound. Where more do, tied ones say, the whole row is searched: slow, exact."""
 WARPS = 8
 
 LOWEST = tl.constexpr(-(2**31))
