@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from keptset import ports
+from keptset_trainer.buckets import buckets
 from keptset_trainer.nccl import Communicator, library
 
 from ..started import CACHE_BLOCKS, UNTIL_HEALTHY, Started
@@ -91,6 +92,11 @@ def services(started: Started) -> Iterator[Services]:
         client.close()
 
 
+def empty(tensor: tuple[str, str, list[int]]) -> torch.Tensor:
+    _, dtype, shape = tensor
+    return torch.empty(shape, dtype=getattr(torch, dtype))
+
+
 def healthy(client: httpx.Client) -> bool:
     try:
         return client.get("/health").status_code == 200
@@ -101,6 +107,7 @@ def healthy(client: httpx.Client) -> bool:
 def test_who_stops_in_the_middle_is_named_the_old_weights_serve_and_the_next_transfer_comes(services):
     before = services.logprobs()
     group = services.group() | {"bucket_bytes": 1 << 16}
+    first = next(buckets(map(empty, group["tensors"]), group["bucket_bytes"]))
     group["unique_id"] = base64.b64encode(unique_id := library().unique_id()).decode()
     answered = services.receive(group, SECONDS)
     torch.cuda.set_device(int(TRAINER_GPU))
@@ -108,7 +115,7 @@ def test_who_stops_in_the_middle_is_named_the_old_weights_serve_and_the_next_tra
     played = Communicator(unique_id, 2, 0)
     with torch.cuda.stream(stream):
         played.all_reduce(torch.zeros(1, device="cuda"), stream.cuda_stream)
-        played.broadcast(torch.full((1 << 16,), 255, dtype=torch.uint8, device="cuda"), 0, stream.cuda_stream)
+        played.broadcast(torch.full_like(first, 255, device="cuda"), 0, stream.cuda_stream)
     began = time.monotonic()
     answer = answered.result(SECONDS + 60)
     assert answer.status_code in (500, 504), answer.text

@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from keptset_trainer import errands
+from keptset_trainer.nccl_wire import StuckInGroup
 from keptset_trainer.ranks import Ranks
+from keptset_trainer.weight_sender import TransferBroken
 
 from .socket_wire import Receiver, SocketWire
 from .test_ranks import Trained
@@ -59,3 +61,18 @@ def test_a_receiver_that_is_gone_in_the_middle_leaves_the_others_and_the_loop_as
     received = unpacked(sent, group["tensors"], group["bucket_bytes"])
     for name, tensor in load_file(folders.version(0) / "model.safetensors").items():
         assert torch.equal(received[name], tensor)
+
+
+def test_a_group_that_is_not_let_go_of_while_it_is_made_ends_the_trainer(folders, tiny_directory):
+    """A receiver that goes between joining and its first word: the device waits for it."""
+    trained = Trained(Ranks(torch.device("cpu")), tiny_directory, "none")
+    published(folders, trained, tiny_directory)
+    sender = sender_of(folders, trained, [])
+
+    def stuck(*_: object) -> SocketWire:
+        raise StuckInGroup("NCCL does not let go")
+
+    sender.make_wire = stuck
+    serve(folders, sender, 0, kind="group")
+    with pytest.raises(TransferBroken, match=r"does not let go; .* start the trainer again"):
+        serve(folders, sender, 0, **SEND)

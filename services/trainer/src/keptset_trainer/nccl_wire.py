@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -70,33 +71,23 @@ class NcclWire:
         """
         self.device, self.world_size = device, world_size
         self.stream = torch.cuda.Stream(device)
-        joined: list[Communicator] = []
-        failures: list[BaseException] = []
+        self.comm: Communicator | None = None
+        self.sent: deque[tuple[torch.cuda.Event, Tensor]] = deque()
 
         def join() -> None:
-            try:
-                torch.cuda.set_device(device)
-                comm = Communicator(unique_id, world_size, rank=0)
-                with torch.cuda.stream(self.stream):
-                    comm.all_reduce(torch.zeros(1, device=device), self.stream.cuda_stream)
-                self.stream.synchronize()
-                joined.append(comm)
-            except BaseException as error:
-                failures.append(error)
+            self.comm = comm = Communicator(unique_id, world_size, rank=0)
+            with torch.cuda.stream(self.stream):
+                comm.all_reduce(torch.zeros(1, device=device), self.stream.cuda_stream)
+            self.stream.synchronize()
 
-        thread = threading.Thread(target=join, name="join-weights-group", daemon=True)
-        thread.start()
-        while thread.is_alive() and (why := give_up()) is None:
-            thread.join(JOIN_POLL_SECONDS)
-        if failures:
-            raise failures[0]
-        if not joined:
+        why = self._called(join, give_up, JOIN_POLL_SECONDS)
+        if why is not None:
+            if self.comm is not None:  # somebody is gone since, and the device waits
+                self.leave()
             raise PeersMissing(
                 f"not all of {world_size - 1} inference worker(s) have joined the group that weights are "
                 f"sent to: {why}"
             )
-        self.comm = joined[0]
-        self.sent: deque[tuple[torch.cuda.Event, Tensor]] = deque()
 
     def broadcast(self, bucket: Tensor, give_up: GiveUp) -> None:
         """Send a buffer that was made on the current stream; waits while IN_FLIGHT are on their way.
@@ -104,10 +95,14 @@ class NcclWire:
         Raises:
             PeersMissing: the oldest was not taken before `give_up`.
         """
+        assert self.comm is not None
         while len(self.sent) >= IN_FLIGHT:
             self._wait_for_oldest(give_up)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        self.comm.broadcast(bucket, 0, self.stream.cuda_stream)
+        # NCCL makes the connections of a way that it has not taken yet, and waits for all ranks meanwhile
+        call = partial(self.comm.broadcast, bucket, 0, self.stream.cuda_stream)
+        if (why := self._called(call, give_up, POLL_SECONDS)) is not None:
+            raise self._not_taken(why)
         event = torch.cuda.Event()
         event.record(self.stream)
         self.sent.append((event, bucket))
@@ -123,6 +118,7 @@ class NcclWire:
         Raises:
             StuckInGroup: NCCL did not let go.
         """
+        assert self.comm is not None
         thread = threading.Thread(target=self.comm.abort, name="leave-weights-group", daemon=True)
         with torch.cuda.device(self.device):
             thread.start()
@@ -138,8 +134,31 @@ class NcclWire:
         event, _ = self.sent[0]
         while not event.query():
             if (why := give_up()) is not None:
-                raise PeersMissing(
-                    f"not all of {self.world_size - 1} inference worker(s) have taken what was sent: {why}"
-                )
+                raise self._not_taken(why)
             time.sleep(POLL_SECONDS)
         self.sent.popleft()
+
+    def _not_taken(self, why: str) -> PeersMissing:
+        return PeersMissing(
+            f"not all of {self.world_size - 1} inference worker(s) have taken what was sent: {why}"
+        )
+
+    def _called(self, call: Callable[[], None], give_up: GiveUp, poll_seconds: float) -> str | None:
+        """Call what may wait for other ranks; why nobody waits for it any more, if it has not returned."""
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                torch.cuda.set_device(self.device)
+                call()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run, name="weights-group", daemon=True)
+        thread.start()
+        why = None
+        while thread.is_alive() and (why := give_up()) is None:
+            thread.join(poll_seconds)
+        if failures:
+            raise failures[0]
+        return why if thread.is_alive() else None

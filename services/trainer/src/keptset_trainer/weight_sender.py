@@ -15,7 +15,7 @@ from .buckets import buckets
 from .checkpoint import published
 from .folders import Folders, numbered
 from .master_weights import MasterWeights
-from .nccl_wire import GiveUp
+from .nccl_wire import GiveUp, StuckInGroup
 from .ranks import PATIENCE, Ranks
 
 TOLD_TO_START_AGAIN = "the weights that were on their way cannot be called back: start the trainer again"
@@ -219,7 +219,10 @@ class WeightSender:
         if self.wire is None or unique_id != self.unique_id:
             self._leave()  # the old group goes before a new one comes
             self.minted.discard(unique_id)  # whoever does not come cannot come later
-            self.wire = self.make_wire(unique_id, errand["world_size"], self.ranks.device, give_up)
+            try:
+                self.wire = self.make_wire(unique_id, errand["world_size"], self.ranks.device, give_up)
+            except StuckInGroup as error:
+                raise TransferBroken(f"{error}; {TOLD_TO_START_AGAIN}") from error
             self.unique_id = unique_id
         return True
 
