@@ -78,6 +78,7 @@ def main() -> None:
     behaviour = os.environ.get(f"FAKE_{name.upper()}", "")
     print("threads:", os.environ["OMP_NUM_THREADS"], flush=True)
     print("KEPTSET variables:", sorted(v for v in os.environ if v.startswith("KEPTSET_")), flush=True)
+    print("GPUs:", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
     if behaviour == "exit":
         sys.exit(f"{name}: cannot start")
     if arguments[0] == "warm-start":

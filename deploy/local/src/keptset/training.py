@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from keptset import external_ranks
+from keptset import external_ranks, gpus
 from keptset.directory import RunDirectory
 from keptset.display import Display
 from keptset.grace import seconds_to_end
@@ -50,6 +50,9 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
     Raises ProcessDied, TimeoutError (who was waited for, how long) or Stopped (a signal).
     """
     began = time.monotonic()
+    shares = gpus.shared_out(run, gpus.visible())
+    if shares:
+        display.line("gpus", gpus.said(shares))
     write_service_configs(run, directory.configs)
     restarts = Restarts(run.restarts, directory.restarts, display)
     tail = MetricsTail(directory.metrics)
@@ -65,9 +68,12 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
         }
         for name in ("inference", "trainer", "orchestrator"):
             # The orchestrator waits for the others itself; what is wrong with it shows at once like this.
-            _start(name, supervisor, directory, run, may_end=name == "orchestrator")
+            _start(name, supervisor, directory, run, shares.get(name), may_end=name == "orchestrator")
         if run.trainer.ranks == "external":
-            display.line("ranks", f"waiting for them; in another shell: {external_ranks.command(run)}")
+            display.line(
+                "ranks",
+                f"waiting for them; in another shell: {external_ranks.command(run, shares.get('trainer'))}",
+            )
         with display.waiting() as waiting:
             startup = wait_healthy(
                 urls,
@@ -83,11 +89,19 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
 
 
 def _start(
-    name: str, supervisor: Supervisor, directory: RunDirectory, run: RunSettings, may_end: bool = False
+    name: str,
+    supervisor: Supervisor,
+    directory: RunDirectory,
+    run: RunSettings,
+    seen: list[str] | None,
+    may_end: bool = False,
 ) -> None:
+    """`seen`: GPUs; None: those that this process sees."""
     config = directory.configs / ("inference-0.toml" if name == "inference" else f"{name}.toml")
     command = [sys.executable, "-m", f"keptset_{name}", "--config", str(config)]
     environment = service_variables(service_environment(run, name))
+    if seen is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(seen)
     log, grace = directory.logs / f"{name}.log", seconds_to_end(name, run)
     supervisor.start(name, command, log, environment, may_end, grace)
 

@@ -1,9 +1,9 @@
 """A whole run: all services' tables, and what they inherit from each other."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
 
 from .base import Name, Table, Transfer, require_order
 from .inference import InferenceSettings
@@ -39,6 +39,24 @@ class WeightsSettings(Table):
     from GPU to GPU, through vLLM's weight transfer; the files are published all the same."""
 
 
+def _different(numbers: list[int]) -> list[int]:
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("names one twice")
+    return numbers
+
+
+Gpus = Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_different)]
+
+
+class GpusSettings(Table):
+    """Which GPUs `keptset run` gives to whom, counted from 0 among those that it sees itself."""
+
+    inference: Gpus | None = None
+    """Of the engine. Unset: as many as it has workers, if the trainer has others then; else all."""
+    trainer: Gpus | None = None
+    """Of the trainer. Unset: those that the engine leaves; all if it leaves none, or with colocated."""
+
+
 class RunSettings(Table):
     name: Name = "run"
     """Names the run's directory."""
@@ -59,6 +77,9 @@ class RunSettings(Table):
     colocated: bool = False
     """One GPU for both: the engine sleeps while the trainer steps, and the trainer's states are in the host's
     memory while the engine samples. Needs orchestrator.max_async_level = 0 and weights.transfer = "files"."""
+
+    gpus: GpusSettings = GpusSettings()
+    """Which GPUs of this machine engine and trainer see."""
 
     weights: WeightsSettings = WeightsSettings()
     """How weights get from the trainer to inference."""
