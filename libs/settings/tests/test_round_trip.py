@@ -55,7 +55,10 @@ def of_type(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[Any]:
     if origin is Literal:
         return st.sampled_from(get_args(annotation))
     if origin is list:
-        items = [of_type(item, {}) for item in alternatives(get_args(annotation)[0])]
+        members = alternatives(get_args(annotation)[0])
+        if members == [int]:  # numbers of GPUs
+            return st.lists(st.integers(0, 64), min_size=1, max_size=2, unique=True)
+        items = [of_type(item, {}) for item in members]
         return st.lists(st.one_of(items), min_size=1, max_size=2)
     if origin is tuple:
         return st.lists(st.floats(0, 0.99), min_size=2, max_size=2)
