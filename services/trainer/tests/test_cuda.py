@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from keptset_trainer import attention, master_weights
+from keptset_trainer import attention, attention_proof, master_weights
 from keptset_trainer.master_weights import MasterCopies
 from keptset_trainer.model import load_policy
 from keptset_trainer.nccl_wire import NcclWire, PeersMissing, new_unique_id, prove
@@ -48,13 +48,9 @@ def test_flash_attention_is_the_cpus(window):
     assert all(error(got, want) < 1e-2 for want, got in zip(*results, strict=True))
 
 
-def test_a_batch_is_what_single_sequences_are():
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(4 * 128, heads, 64, device="cuda").bfloat16() for heads in (4, 2, 2))
-    borders = torch.arange(5, device="cuda", dtype=torch.int32) * 128
-    together = attention.batch_attention(q, k, v, 4, 0.125)
-    alone, _ = torch.ops.keptset.varlen_attention(q, k, v, borders, 128, 0.125, -1)
-    assert error(together, alone) < 1e-2
+@pytest.mark.parametrize("kernel", attention.BATCH_KERNELS)
+def test_a_batch_is_what_single_sequences_are_and_so_are_its_gradients(kernel):
+    assert attention_proof.is_exact(kernel, 4, 2, 64, torch.device("cuda", 0), torch.bfloat16)
 
 
 def test_a_step_that_is_not_finite_is_not_applied():

@@ -23,7 +23,8 @@ VARLEN = "keptset_varlen"
 """What `attn_implementation` is to be set to; rows then come with the keywords of `borders_of`."""
 
 BATCH_KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-"""For rows of equally long sequences on a GPU, first choice first; without any they are as others are."""
+"""For rows of equally long sequences on a GPU, first choice first; without any they are as others are. What
+is not exact there is taken out before a training (`attention_proof`)."""
 
 RAGGED_KERNEL = ["flash"]
 """For other rows on a GPU: "flash", or "cudnn", which is faster and makes a plan for every shape."""
@@ -107,10 +108,12 @@ def attend(
     return out[None], None
 
 
-def batch_attention(q: Tensor, k: Tensor, v: Tensor, sequences: int, scale: float) -> Tensor:
-    """Causal attention over equally long sequences: [S * length, heads, D]."""
+def batch_attention(
+    q: Tensor, k: Tensor, v: Tensor, sequences: int, scale: float, kernels: list[SDPBackend] | None = None
+) -> Tensor:
+    """Causal attention over equally long sequences: [S * length, heads, D]; unset: BATCH_KERNELS."""
     q, k, v = (x.unflatten(0, (sequences, -1)).transpose(1, 2) for x in (q, k, v))  # [S, heads, length, D]
-    with sdpa_kernel(BATCH_KERNELS, set_priority=True):
+    with sdpa_kernel(kernels or BATCH_KERNELS, set_priority=True):
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import (
 )
 
 from .attention import VARLEN
+from .attention_proof import keep_exact_kernels
 from .graphs import BodyGraphs, Record
 from .master_weights import MasterCopies, MasterWeights, OwnWeights, Shards
 from .model import Policy, prove
@@ -64,6 +65,9 @@ def prepare(
     """
     assert backward_groups == 1 or sharding == "optimizer"
     prove(policy)
+    varlen = policy.head.is_cuda and policy.model.config._attn_implementation == VARLEN
+    if varlen and not torch.are_deterministic_algorithms_enabled():  # which leaves these kernels out
+        keep_exact_kernels(policy.model.config, policy.head.device, policy.head.dtype)
     groups = policy.groups(backward_groups) if backward_groups > 1 else []
     for block in policy.blocks if compiled or checkpointing != "off" else []:
         block.forward = wrapped(block.forward, checkpointing, compiled)
