@@ -305,6 +305,6 @@ def test_nodes_come_and_go_and_the_others_wait_for_them(trainer, make_batch):
 def is_listening(trainer: Trainer) -> bool:
     try:
         trainer.client.get("/health")
-    except httpx.ConnectError:
+    except httpx.TransportError:
         return False
     return True
