@@ -19,6 +19,14 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 several would wait for each other longer than they compute."""
 CACHE_BLOCKS = 64
 """Of keys and values in an engine, of 128 tokens each; all that a server takes by itself is a gigabyte."""
+SMALL_ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": "true",
+    "max_model_len": 128,
+    "max_num_seqs": 4,
+    "num_gpu_blocks_override": CACHE_BLOCKS,
+}
+"""Options `--vllm.*` of an inference server that is started alone."""
 UNTIL_HEALTHY = 400
 """Seconds that a loaded machine may take to start an engine."""
 UNTIL_ENDED = 240

@@ -16,7 +16,7 @@ from keptset import ports
 from keptset_trainer.buckets import buckets
 from keptset_trainer.nccl import Communicator, library
 
-from ..started import CACHE_BLOCKS, UNTIL_HEALTHY, Started
+from ..started import SMALL_ENGINE, UNTIL_HEALTHY, Started
 
 GPUS = torch.cuda.device_count()
 """Two, or one and an NCCL that takes two processes there: 2.30 or newer, and NCCL_MULTI_RANK_GPU_ENABLE=1."""
@@ -28,14 +28,7 @@ pytestmark = [
     ),
 ]
 TRAINER_GPU = str(min(GPUS, 2) - 1)
-ENGINE = {
-    "dtype": "float32",
-    "enforce_eager": "true",
-    "max_model_len": 128,
-    "max_num_seqs": 4,
-    "num_gpu_blocks_override": CACHE_BLOCKS,
-    "gpu_memory_utilization": 0.1,
-}
+ENGINE = SMALL_ENGINE | {"gpu_memory_utilization": 0.1}
 SECONDS = 5.0
 """Until workers give a trainer up."""
 

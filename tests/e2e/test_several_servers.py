@@ -15,18 +15,12 @@ import pytest
 
 from keptset import ports
 
-from ..started import CACHE_BLOCKS, ONE_THREAD, UNTIL_ENDED, UNTIL_HEALTHY, Started
+from ..started import ONE_THREAD, SMALL_ENGINE, UNTIL_ENDED, UNTIL_HEALTHY, Started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PROMPTS, GROUP = 24, 4
-ENGINE = {
-    "dtype": "float32",
-    "enforce_eager": "true",
-    "max_model_len": 128,
-    "max_num_seqs": 4,
-    "num_gpu_blocks_override": CACHE_BLOCKS,
-}
+ENGINE = SMALL_ENGINE | {"max_num_seqs": GROUP}
 """One group at a time in each engine, so that a step lasts long enough to be hit."""
 STEP_SECONDS = 300
 TWO_HEALTHY = 2 * UNTIL_HEALTHY
