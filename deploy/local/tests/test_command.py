@@ -102,6 +102,26 @@ def test_a_model_that_is_not_there_is_named_before_anything_starts(keptset, work
     assert not (work / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--gpus.inference", "[2]"], "gpus.inference: 2: there is no such GPU, of 1 to be seen here (5)"),
+        (["--weights.transfer", "nccl"], '"nccl": inference and trainer are both on GPU 5 of 1'),
+    ],
+)
+def test_gpus_that_cannot_be_are_named_before_anything_is_made(keptset, work, options, told):
+    code, out, err = keptset(
+        *("run", DEMO, "--trainer.device", "auto", *options),
+        CUDA_VISIBLE_DEVICES="5",
+        NCCL_MULTI_RANK_GPU_ENABLE="0",
+    )
+    assert code == 1
+    assert told in err
+    assert "keptset resume" not in err
+    assert "healthy" not in out
+    assert not (work / "runs").exists()
+
+
 def test_a_run_says_how_to_start_ranks_that_it_does_not_start(keptset, work):
     code, out, err = keptset("run", DEMO, "--orchestrator.steps", 1, "--trainer.ranks", "external")
     assert (code, err) == (0, "")

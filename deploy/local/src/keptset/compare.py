@@ -112,7 +112,7 @@ def _train(
         with prepared.directory as directory:
             title = arm.label.replace("\n", " ")
             console.print(f"[bold]{position}/{len(chosen)} {title}[/] in {relative(directory.path)}")
-            rows[arm.name] = train(prepared.run, directory, Display(console)).rows
+            rows[arm.name] = train(prepared, Display(console)).rows
         shutil.copyfile(directory.metrics, folder / f"{arm.name}.jsonl")
     return rows
 

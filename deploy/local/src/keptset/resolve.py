@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from keptset import directory, origin, ports
+from keptset import directory, gpus, origin, ports
 from keptset.metrics import MetricsTail
 from keptset_settings import (
     InferenceSettings,
@@ -29,14 +29,16 @@ class Prepared:
 
     run: RunSettings
     directory: directory.RunDirectory
+    gpus: dict[str, list[str]]
+    """Those that inference and trainer see each; whoever is not named sees what this process sees."""
 
 
 def prepare(argv: list[str], overwrite: bool) -> Prepared:
     """Resolves a run's arguments, chooses ports and makes its directory.
 
     Exits with code 2 and reasons if the settings are wrong, with code 0 after printing them if `--dry-run`
-    is among the arguments. Raises ValueError if a model is not there or a port is taken, FileExistsError if
-    the directory is.
+    is among the arguments. Raises ValueError if a model or a GPU is not there or a port is taken,
+    FileExistsError if the directory is.
     """
     run = load_run(argv)
     if run.inference.model is None:
@@ -45,6 +47,7 @@ def prepare(argv: list[str], overwrite: bool) -> Prepared:
         )
     if absent := absent_models(run):
         raise ValueError("\n".join(map(str, absent)))
+    shares = gpus.shared_out(run, gpus.visible())
     for note in uncalled(run):
         print(f"warning: {note}", file=sys.stderr)
     chosen = choose_ports(run)
@@ -55,7 +58,7 @@ def prepare(argv: list[str], overwrite: bool) -> Prepared:
         overrides += [f"--{setting}", str(port)]
     # A second time, because paths and URLs follow from name and ports. What there is to say has been said.
     with redirect_stderr(io.StringIO()):
-        prepared = Prepared(load_run([*argv, *overrides]), made)
+        prepared = Prepared(load_run([*argv, *overrides]), made, shares)
     free = [name for name in SERVICES if getattr(run, name).port == 0]
     origin.remember(prepared.run, made, free)
     return prepared
@@ -125,7 +128,7 @@ def prepare_again(argv: list[str], steps: int | None) -> Prepared:
         argv: The directory alone.
         steps: How many the run is to have from now on; None: as many as it had.
 
-    Raises ValueError if it is no run, is finished, is in use, or cannot go on from here.
+    Raises ValueError if it is no run, is finished, is in use, or cannot go on from here or with these GPUs.
     """
     if len(argv) != 1 or argv[0].startswith("-"):
         raise ValueError(
@@ -143,10 +146,11 @@ def prepare_again(argv: list[str], steps: int | None) -> Prepared:
                 f"{relative(again.path)} is finished: {done} of {run.orchestrator.steps} steps are done; "
                 f"{STEPS} gives it more"
             )
+        shares = gpus.shared_out(run, gpus.visible())
         overrides = []
         for setting, port in choose_ports(run).items():
             overrides += [f"--{setting}", str(port)]
-        return Prepared(origin.settings_of(again, overrides), again)
+        return Prepared(origin.settings_of(again, overrides), again, shares)
     except BaseException:
         with again:
             raise

@@ -30,7 +30,7 @@ def _go(prepared: Prepared, console: Console) -> None:
     with prepared.directory as directory:
         console.print(f"[bold]{relative(directory.path)}[/]: {describe(prepared.run)}", highlight=False)
         try:
-            outcome = train(prepared.run, directory, Display(console))
+            outcome = train(prepared, Display(console))
         except BaseException as error:
             error.add_note(f"`keptset resume {relative(directory.path)}` goes on with it")
             raise

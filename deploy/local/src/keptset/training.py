@@ -13,6 +13,7 @@ from keptset.display import Display
 from keptset.grace import seconds_to_end
 from keptset.health import wait_healthy
 from keptset.metrics import MetricsTail, Row
+from keptset.resolve import Prepared
 from keptset.restarts import Restarts, count
 from keptset.supervisor import Supervisor
 from keptset_settings import (
@@ -42,7 +43,7 @@ class Outcome:
     """How often each service was started again, also before a `keptset resume`."""
 
 
-def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcome:
+def train(prepared: Prepared, display: Display) -> Outcome:
     """Runs warm start (if the model is missing), inference, trainer and orchestrator; ends them all, always.
 
     In the directory of a run that was stopped or killed it goes on with that run.
@@ -50,7 +51,7 @@ def train(run: RunSettings, directory: RunDirectory, display: Display) -> Outcom
     Raises ProcessDied, TimeoutError (who was waited for, how long) or Stopped (a signal).
     """
     began = time.monotonic()
-    shares = gpus.shared_out(run, gpus.visible())
+    run, directory, shares = prepared.run, prepared.directory, prepared.gpus
     if shares:
         display.line("gpus", gpus.said(shares))
     write_service_configs(run, directory.configs)
