@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+FLASHINFER = "VLLM_USE_FLASHINFER_SAMPLER"
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Arm:
     """Engine arguments beside the common ones."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters beside the common ones."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the environment, beside the common ones."""
 
     def environment(self, cache: Path) -> dict[str, str]:
         """Of the process that samples.
@@ -38,7 +41,7 @@ class Arm:
         quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
         offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         arm = {RUNNER: {"V1": "0", "V2": "1"}[self.runner], "VLLM_CACHE_ROOT": str(cache)}
-        return quiet | os.environ | offline | arm
+        return quiet | os.environ | offline | arm | self.variables
 
 
 ARMS = {
@@ -57,10 +60,13 @@ ARMS = {
         engine={"max_logprobs": 512, "logprobs_mode": "processed_logprobs"},
         sampling={"logprobs": 512},
     ),
-    "stock defaults": Arm(ours=False, runner="V2"),
+    "stock defaults": Arm(ours=False, runner="V2", variables={FLASHINFER: "0"}),
+    "stock FlashInfer": Arm(ours=False, runner="V2", variables={FLASHINFER: "1"}),
 }
 """By name. `stock logprobs=512` is the only way to the sets without a patch; `stock defaults` has raw
-logprobs and vLLM's fastest sampler, and no sets."""
+logprobs and no sets, and `stock FlashInfer` vLLM's fastest sampler as well, where that is installed."""
+
+EVERYWHERE = [name for name in ARMS if name != "stock FlashInfer"]
 
 PAIRS = [
     ("capture v1", "off V1"),
@@ -70,6 +76,9 @@ PAIRS = [
     ("stock masks", "off V2"),
     ("stock logprobs=512", "off V2"),
     ("stock defaults", "off V2"),
+    ("stock FlashInfer", "off V2"),
+    ("stock FlashInfer", "stock defaults"),
+    ("capture native", "stock FlashInfer"),
 ]
 """(arm, compared with)."""
 
@@ -166,6 +175,7 @@ def shared_memory(cache_gib: float) -> dict[str, Any]:
 
 __all__ = [
     "ARMS",
+    "EVERYWHERE",
     "PAIRS",
     "SETS",
     "Arm",

@@ -28,6 +28,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
 
+from keptset_inference.capture import cut as cut_module
 from keptset_inference.capture.cut import PAD, cut_on_host, cut_rows
 from keptset_inference.capture.flag import mark
 from keptset_inference.capture.rows import KeptRows
@@ -131,6 +132,7 @@ def measure(
         "read once": clock(restore, lambda: logits.amax()),
         "write once": clock(restore, lambda: logits.fill_(0.0)),
         "cut": clock(restore, cut),
+        "cut, the largest chunks": clock(restore, partial(with_the_largest_chunks, cut)),
         "cut, nobody wants sets": clock(restore, lambda: cut_rows(logits, none, p, vocabulary, top_k)),
         "vLLM's top-k and top-p": clock(
             restore, lambda: apply_top_k_top_p(logits, k.clone(), p if top_p < 1 else None)
@@ -138,6 +140,19 @@ def measure(
         "sampler off": clock(restore, lambda: off.forward(logits, steps[False])),
         "sampler on": clock(restore, lambda: on.forward(logits, steps[True])),
     }
+
+
+def with_the_largest_chunks(step: Callable[[], object]) -> None:
+    """As for a large vocabulary, whatever `cut.chunk_of` says: below 65,536 ids it takes smaller ones."""
+    found, cut_module.chunk_of = cut_module.chunk_of, _largest
+    try:
+        step()
+    finally:
+        cut_module.chunk_of = found
+
+
+def _largest(limit: int, largest: int) -> int:
+    return largest
 
 
 def check(source: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> None:

@@ -7,8 +7,8 @@
 #   check     (4 minutes)  sets of both captures, packed ones too, wide sets, drafts, preemptions, a float32 head;
 #                          two GPUs, or one and NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer: tensor parallel
 #   measure   (8 minutes)  what the cut costs, engines offline, servers; two GPUs: engines on one, servers on the other
-#   stock     (5 minutes)  servers beside stock vLLM with logprobs=512 and with its defaults; 32 requests of 16 tokens, as
-#                          256 of 64 took the one with logprobs=512 150 s
+#   stock     (5 minutes)  servers beside stock vLLM with logprobs=512, with its defaults, and with FlashInfer if it is there;
+#                          32 requests of 16 tokens, as 256 of 64 took the one with logprobs=512 150 s
 #
 # Runs in a checkout, over its sources; what they import must be there (README.md). SECONDS_ALL=n sets the deadline.
 # Results and logs lie in OUTPUT_FOLDER, each as soon as it is there; the last lines are the exit codes.
@@ -25,7 +25,8 @@ if ! "$python" -c 'import importlib.metadata as m; m.version("keptset-inference"
   PYTHONPATH=$PYTHONPATH:$metadata
 fi
 export PYTHONPATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false VLLM_NO_USAGE_STATS=1
-"$python" -c 'import flashinfer' 2>/dev/null || export VLLM_USE_FLASHINFER_SAMPLER=0
+flashinfer=; "$python" -c 'import flashinfer' 2>/dev/null && flashinfer=',stock FlashInfer'
+export VLLM_USE_FLASHINFER_SAMPLER=0 # but where an arm asks for it
 bench=services/inference/benchmarks
 gpus=$(nvidia-smi -L | wc -l); second=$((gpus > 1 ? 1 : 0))
 case $part in check) limit=240 ;; measure) limit=$((gpus > 1 ? 440 : 880)) ;; *) limit=300 ;; esac
@@ -91,7 +92,7 @@ case $part in
     if [ $second = 1 ]; then engines 0 40 & servers 1 & wait; else engines 0 $((limit / 2 + 20)); servers 0; fi ;;
   stock)
     go http-stock 0 servers.py --model "$models/qwen3-0.6b" --sets "about 8" --requests 32 --tokens 16 --rounds 10 --budget-seconds "$(left 45)" \
-      --engine "$many" --arms "capture native,stock logprobs=512,stock defaults,off V2" --output "$out/http-stock.json" ;;
+      --engine "$many" --arms "capture native,stock logprobs=512,stock defaults,off V2$flashinfer" --output "$out/http-stock.json" ;;
   *) echo "gpu_session.sh: no part '$part'; there are models, check, measure and stock" >&2; exit 2 ;;
 esac
 for log in $(grep -v "exit code 0," "$out/codes" | cut -d: -f1); do

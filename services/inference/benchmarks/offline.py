@@ -23,14 +23,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from arms import ARMS, SETS, Arm, common_arguments, compare, options, order, shares, write
+from arms import ARMS, EVERYWHERE, SETS, Arm, common_arguments, compare, options, order, shares, write
 
 START_SECONDS = 400
 
 
 def main() -> None:
     """Start the engines, alternate, print and write."""
-    parser = options(__doc__, list(ARMS))
+    parser = options(__doc__, EVERYWHERE)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from arms import ARMS, SETS, Arm, common_arguments, compare, options, order, shares, write
+from arms import ARMS, EVERYWHERE, SETS, Arm, common_arguments, compare, options, order, shares, write
 
 MSGPACK = " MessagePack"
 START_SECONDS = 400
 HERE = Path(__file__).parent
-DEFAULT = [name for name in ARMS] + ["capture v1" + MSGPACK, "capture native" + MSGPACK]
+DEFAULT = [*EVERYWHERE, "capture v1" + MSGPACK, "capture native" + MSGPACK]
 
 
 def main() -> None:
