@@ -73,6 +73,7 @@ PAIRS = [
     ("capture native", "off V2"),
     ("capture v1", "stock masks"),
     ("capture native", "stock masks"),
+    ("capture native", "stock logprobs=512"),
     ("stock masks", "off V2"),
     ("stock logprobs=512", "off V2"),
     ("stock defaults", "off V2"),
