@@ -16,10 +16,14 @@ DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    # vLLM's V2 runner samples by FlashInfer wherever no request of a step asks for logprobs, and asks nobody
-    # whether it can: FlashInfer compiles that kernel at the first such request, for minutes, with an nvcc and
-    # a C++ compiler that neither our images nor `make setup` have, and without them the engine dies.
+    # vLLM's V2 runner samples by FlashInfer wherever no request of a step is greedy, has a seed or asks for
+    # processed logprobs, and asks nobody whether it can: FlashInfer compiles that kernel at the first such
+    # request, for minutes, with an nvcc and a C++ compiler that neither our images nor `make setup` have, and
+    # without them the engine dies.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # Triton multiplies float32 as TF32 if nobody says otherwise: an engine in float32 would be 5e-3 away from
+    # the trainer's logprobs, and from its own on two ranks. Products of other types are not touched.
+    "TRITON_F32_DEFAULT": "ieee",
     # Only the CPU build reads these: GiB of the KV cache, and threads that share the cores with everybody
     # else.
     "VLLM_CPU_KVCACHE_SPACE": "1",

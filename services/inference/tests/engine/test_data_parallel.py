@@ -1,4 +1,4 @@
-"""Two engines behind one server (data parallel): sets, weights and sleep of each."""
+"""Two engines behind one server (data parallel): sets and new weights of each, also after a sleep."""
 
 import pytest
 
@@ -58,3 +58,4 @@ async def test_both_engines_record_exact_sets_and_load_new_weights(two_engines, 
     assert two_engines.wake(version)["version"] == version
     assert await sampled_by_both(two_engines, tiny_versions, evidence, seed=6) == {directory_name(version)}
     assert evidence.counts["sets"] > 600
+    evidence.check_edges(floor=2)

@@ -45,6 +45,13 @@ def test_every_pair_is_of_arms_that_there_are(arms, tmp_path):
     assert arms.ARMS["stock masks"].environment(tmp_path)[arms.RUNNER] == "1"
 
 
+@pytest.mark.parametrize("outside", ["0", "1"])
+def test_an_arm_has_flashinfer_or_not_whatever_the_shell_says(arms, tmp_path, monkeypatch, outside):
+    monkeypatch.setenv(arms.FLASHINFER, outside)
+    asked = {name: arms.ARMS[name].environment(tmp_path)[arms.FLASHINFER] for name in arms.ARMS}
+    assert (asked["stock FlashInfer"], asked["stock defaults"], asked["off V2"]) == ("1", "0", outside)
+
+
 @pytest.fixture
 def exactness(monkeypatch):
     monkeypatch.syspath_prepend(str(FILE.parent))

@@ -1,6 +1,9 @@
 """What is refused before anything starts: the environment and the engine's arguments."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -136,6 +139,14 @@ def test_what_is_set_stays_and_the_rest_gets_defaults(tmp_path):
     environment = {}
     prepare_environment(settings(False, model="somebody/model"), environment)
     assert not {"VLLM_USE_V2_MODEL_RUNNER", "HF_HUB_OFFLINE"} & set(environment)
+
+
+@pytest.mark.parametrize(("given", "digits"), [({}, "ieee"), ({"TRITON_F32_DEFAULT": "tf32"}, "tf32")])
+def test_kernels_multiply_float32_as_float32_unless_somebody_wants_speed(given, digits):
+    prepare_environment(settings(), environment := os.environ | given)
+    asked = "from triton import knobs; print(knobs.language.fp32_default)"
+    said = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True)
+    assert said.stdout.split() == [digits], said.stderr
 
 
 @pytest.mark.parametrize(("given", "answer"), [({}, "0"), ({"VLLM_USE_FLASHINFER_SAMPLER": "1"}, "1")])
