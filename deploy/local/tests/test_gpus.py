@@ -93,11 +93,19 @@ def test_what_names_no_gpus_is_refused(numbers, why):
 
 
 @pytest.mark.parametrize(
-    ("named", "seen"), [("", ""), ("-1", ""), ("4, 7", "4 7"), ("GPU-a,GPU-b", "GPU-a GPU-b")]
+    ("named", "seen"),
+    [("", ""), ("-1", ""), ("0,-1,1", "0"), ("4, 7", "4 7"), ("GPU-a,GPU-b", "GPU-a GPU-b")],
 )
 def test_what_this_process_sees_is_what_there_is(named, seen, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert gpus.visible() == seen.split()
+
+
+@pytest.mark.parametrize("named", ["0,0", "1,0, 1", "GPU-a,GPU-a"])
+def test_one_that_is_named_twice_is_refused(named, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    with pytest.raises(ValueError, match=f"CUDA_VISIBLE_DEVICES={named}: .* is named twice"):
+        gpus.visible()
 
 
 TWO = "GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)\n"

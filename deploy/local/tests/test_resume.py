@@ -175,6 +175,23 @@ def test_a_run_that_is_to_have_more_steps_goes_on_and_remembers_them(keptset, wo
     assert "4 of 4 steps are done" in err
 
 
+def test_a_run_whose_gpus_are_not_there_is_refused_and_stays_as_it_was(keptset, work):
+    options = ("--trainer.device", "auto", "--gpus.trainer", "[1]", "--trainer.optimizer.schedule", "linear")
+    code, _, err = keptset("run", DEMO, "--orchestrator.steps", 2, *options, CUDA_VISIBLE_DEVICES="4,7")
+    assert code == 0, err
+    run = work / "runs" / "reverse-text"
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    more = ("resume", run, "--orchestrator.steps", 4)
+    code, _, err = keptset(*more, CUDA_VISIBLE_DEVICES="4")
+    assert code == 1
+    assert "gpus.trainer: 1: there is no such GPU, of 1 to be seen here (4)" in err
+    assert "falls until" not in err
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    code, _, err = keptset(*more, CUDA_VISIBLE_DEVICES="4,7")
+    assert code == 0, err
+    assert rows(run) == [1, 2, 3, 4]
+
+
 def test_a_run_in_progress_is_refused(keptset, work, monkeypatch):
     with start("run", DEMO) as process:
         monkeypatch.setattr(resolve, "LOCK_PATIENCE", 1e6)  # which is for a keptset that is gone

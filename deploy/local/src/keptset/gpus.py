@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Sequence
+from itertools import takewhile
 
 from keptset_settings import RunSettings
 
@@ -16,9 +17,16 @@ BOTH_ON_ONE = "NCCL_MULTI_RANK_GPU_ENABLE"
 def visible() -> list[str]:
     """As CUDA_VISIBLE_DEVICES names them, or as many as nvidia-smi lists. Empty if nobody says: there are
     none, or instances of them (MIG), of which a process sees one whatever it is told.
+
+    Raises:
+        ValueError: CUDA_VISIBLE_DEVICES names one twice: to CUDA there is none then.
     """
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name for one in named.split(",") if (name := one.strip()) not in ("", "-1")]
+        names = list(takewhile(lambda name: name != "-1", (one.strip() for one in named.split(","))))
+        names = [name for name in names if name]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ValueError(f"CUDA_VISIBLE_DEVICES={named}: {twice[0]} is named twice; name each GPU once")
+        return names
     try:
         done = subprocess.run(LIST, capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -36,8 +44,8 @@ def shared_out(run: RunSettings, there: Sequence[str]) -> dict[str, list[str]]:
     colocated run, both see all. What `gpus` says goes before.
 
     Raises:
-        ValueError: `gpus` names one that is not there; or weights go by NCCL, which takes no two processes on
-            one GPU, and nothing else is possible with so few.
+        ValueError: `gpus` names one that is not there; or weights go by NCCL, which before 2.30
+            takes no two processes on one GPU, and nothing else is possible with so few.
     """
     everyone = range(len(there))
     given = {name: getattr(run.gpus, name) for name in ("inference", "trainer")}

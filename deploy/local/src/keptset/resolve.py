@@ -25,7 +25,7 @@ SERVICES = ("inference", "trainer", "orchestrator")
 
 @dataclass(frozen=True)
 class Prepared:
-    """Resolved settings and the fresh directory that they point into."""
+    """Resolved settings and the directory that they point into, fresh or gone on with."""
 
     run: RunSettings
     directory: directory.RunDirectory
@@ -59,8 +59,7 @@ def prepare(argv: list[str], overwrite: bool) -> Prepared:
     # A second time, because paths and URLs follow from name and ports. What there is to say has been said.
     with redirect_stderr(io.StringIO()):
         prepared = Prepared(load_run([*argv, *overrides]), made, shares)
-    free = [name for name in SERVICES if getattr(run, name).port == 0]
-    origin.remember(prepared.run, made, free)
+    origin.remember(prepared.run, made, _free(run))
     return prepared
 
 
@@ -137,9 +136,8 @@ def prepare_again(argv: list[str], steps: int | None) -> Prepared:
         )
     again = directory.reopen(Path(argv[0]), LOCK_PATIENCE)
     try:
-        run = origin.settings_of(again)
-        if steps is not None:
-            run = with_steps(run, steps, again)
+        had = origin.settings_of(again)
+        run = had if steps is None else with_steps(had, steps, again)
         done = len(MetricsTail(again.metrics).new_rows())
         if done >= run.orchestrator.steps and again.summary.exists():
             raise ValueError(
@@ -147,8 +145,16 @@ def prepare_again(argv: list[str], steps: int | None) -> Prepared:
                 f"{STEPS} gives it more"
             )
         shares = gpus.shared_out(run, gpus.visible())
+        chosen = choose_ports(run)
+        if steps is not None:  # only now: who is refused leaves the run as it was
+            origin.remember(run, again, _free(run))
+            end, before = (one.trainer.optimizer.decay_steps for one in (run, had))
+            if end != before:
+                print(
+                    f"keptset: the learning rate falls until step {end}, no longer {before}", file=sys.stderr
+                )
         overrides = []
-        for setting, port in choose_ports(run).items():
+        for setting, port in chosen.items():
             overrides += [f"--{setting}", str(port)]
         return Prepared(origin.settings_of(again, overrides), again, shares)
     except BaseException:
@@ -160,7 +166,7 @@ STEPS = "--orchestrator.steps"
 
 
 def with_steps(run: RunSettings, steps: int, directory: directory.RunDirectory) -> RunSettings:
-    """The run with more steps than it had, which its directory remembers.
+    """The run with more steps than it had, which nobody remembers yet.
 
     A learning rate that was to fall until the last step falls until the new one.
 
@@ -175,10 +181,12 @@ def with_steps(run: RunSettings, steps: int, directory: directory.RunDirectory) 
     changed = [STEPS, str(steps)]
     if optimizer.schedule != "constant" and optimizer.decay_steps == had != steps:
         changed += ["--trainer.optimizer.decay_steps", str(steps)]
-        print(f"keptset: the learning rate falls until step {steps}, no longer {had}", file=sys.stderr)
-    longer = origin.settings_of(directory, changed)
-    origin.remember(longer, directory, [name for name in SERVICES if getattr(longer, name).port == 0])
-    return longer
+    return origin.settings_of(directory, changed)
+
+
+def _free(run: RunSettings) -> list[str]:
+    """Services whose ports were left open."""
+    return [name for name in SERVICES if getattr(run, name).port == 0]
 
 
 def choose_ports(run: RunSettings) -> dict[str, int]:
