@@ -30,7 +30,7 @@ test: setup lint  ## everything, the real engine and the real processes included
 test-fast: setup  ## what needs no engine
 	@$(BIN)/pytest -n $(TEST_PROCESSES) -m "not engine and not e2e"
 
-test-long: setup  ## what takes minutes: processes killed at random, damaged answers, an engine on two ranks
+test-long: setup  ## what takes minutes: processes killed at random, damaged answers, an engine on two ranks, two engines
 	@$(BIN)/pytest -n $(TEST_PROCESSES) -m long
 
 test-deploy: setup  ## build the images and run them with compose, in a Docker engine of its own if none runs

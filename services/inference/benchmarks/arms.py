@@ -63,8 +63,9 @@ ARMS = {
     "stock defaults": Arm(ours=False, runner="V2", variables={FLASHINFER: "0"}),
     "stock FlashInfer": Arm(ours=False, runner="V2", variables={FLASHINFER: "1"}),
 }
-"""By name. `stock logprobs=512` is the only way to the sets without a patch; `stock defaults` has raw
-logprobs and no sets, and `stock FlashInfer` vLLM's fastest sampler as well, where that is installed."""
+"""By name. `stock logprobs=512` is the only way to the sets without a patch; `stock FlashInfer` has
+vLLM's defaults, raw logprobs and its fastest sampler, and no sets; `stock defaults` the same without
+FlashInfer, which is not everywhere."""
 
 EVERYWHERE = [name for name in ARMS if name != "stock FlashInfer"]
 

@@ -7,7 +7,7 @@
 #   check     (4 minutes)  sets of both captures, packed ones too, wide sets, drafts, preemptions, a float32 head;
 #                          two GPUs, or one and NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer: tensor parallel
 #   measure   (8 minutes)  what the cut costs, engines offline, servers; two GPUs: engines on one, servers on the other
-#   stock     (5 minutes)  servers beside stock vLLM with logprobs=512, with its defaults, and with FlashInfer if it is there;
+#   stock     (5 minutes)  servers beside stock vLLM with logprobs=512, with its defaults, and with FlashInfer (WITH_FLASHINFER=1);
 #                          32 requests of 16 tokens, as 256 of 64 took the one with logprobs=512 150 s
 #
 # Runs in a checkout, over its sources; what they import must be there (README.md). SECONDS_ALL=n sets the deadline.
@@ -25,7 +25,8 @@ if ! "$python" -c 'import importlib.metadata as m; m.version("keptset-inference"
   PYTHONPATH=$PYTHONPATH:$metadata
 fi
 export PYTHONPATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false VLLM_NO_USAGE_STATS=1
-flashinfer=; "$python" -c 'import flashinfer' 2>/dev/null && flashinfer=',stock FlashInfer'
+# Its sampler is compiled at its first request, with nvcc: not to be had because the package is there.
+flashinfer=; [ "${WITH_FLASHINFER:-0}" = 0 ] || flashinfer=',stock FlashInfer'
 export VLLM_USE_FLASHINFER_SAMPLER=0 # but where an arm asks for it
 bench=services/inference/benchmarks
 gpus=$(nvidia-smi -L | wc -l); second=$((gpus > 1 ? 1 : 0))
